@@ -1,0 +1,221 @@
+"""The pre-merge check: the suite in a pytest of its own, then the goldens, one table and one verdict line.
+
+Everything heavy runs in child processes, so a crash there still ends in a verdict here, and the user's own pytest
+settings, plugins and conftests cannot change what is judged. Works from an installed package and from a checkout.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parity import summary
+from parity.command import CommandError, blame, check_writable, read_json, say, write_json, write_text
+
+PACKAGE = Path(__file__).resolve().parent
+SUITE = PACKAGE / "suite"
+INI = PACKAGE / "gate.ini"
+PYTEST_SUITE_RAN = (0, 1)  # all tests passed, or some failed: in both cases the rows tell the story
+SHOWN = 8  # rejections printed in full; the JSON file has all of them
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `parity gate` was asked for; None means the profile's or the plugin's own default."""
+
+    impl: str | None = None
+    layout: str | None = None
+    stage: str | None = None
+    contract: str | None = None
+    device: str = "auto"
+    require_device: str | None = None
+    profile: str = "ci"
+    seed: int | None = None
+    seconds: float | None = None
+    workers: int | None = None
+    level: tuple[str, ...] = ()
+    golden: bool = True
+    fixtures: str | None = None
+    json: str | None = None
+    junit: str | None = None
+    markdown: str | None = None
+
+
+def gate(options: Options) -> int:
+    """Run everything that `options` asks for, print the table and the verdict line, write the files; the exit code."""
+    check_writable(options.json, options.junit, options.markdown)
+    require_packages()
+    device = decide_device(options.device, options.require_device)
+    started = time.time()
+    with tempfile.TemporaryDirectory(prefix="parity-gate-") as folder:
+        report = run_suite(options, device, Path(folder))
+        rows = list(report.get("rows", []))
+        if options.golden:
+            rows += run_golden(options, device, Path(folder))
+    status, code, line = summary.verdict(rows)
+    report = {
+        "kind": summary.KIND,
+        "format": summary.FORMAT,
+        "verdict": status,
+        "exit": code,
+        "sentence": line,
+        "profile": options.profile,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        "duration": round(time.time() - started, 1),
+        **{key: value for key, value in report.items() if key != "rows"},
+        "rows": rows,
+    }
+    write_json(options.json, report)
+    publish(report, options.markdown)
+    show(rows, line)
+    return code
+
+
+def require_packages() -> None:
+    """CommandError naming what the gate needs and this interpreter lacks (a checkout used without installation)."""
+    needed = {"torch": "torch", "numpy": "numpy", "safetensors": "safetensors", "hypothesis": "hypothesis"}
+    needed |= {"pytest": "pytest", "xdist": "pytest-xdist"}
+    missing = [package for module, package in needed.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise CommandError(f"the gate needs {', '.join(missing)}: pip install {' '.join(missing)}")
+
+
+def decide_device(choice: str, required: str | None) -> str:
+    """`cpu` or `cuda`; also decides, in this process's environment, whether the children interpret kernels."""
+    from parity.run import device, interpreter
+
+    if required and choice not in ("auto", required):
+        raise CommandError(f"--require-device {required} contradicts --device {choice}")
+    with blame("--require-device" if required else "--device"):
+        found = device.resolve(required or choice).type
+    interpreter.prepare(found)
+    return found
+
+
+def run_suite(options: Options, device: str, folder: Path) -> dict[str, Any]:
+    """The suite's own report, {provenance..., rows}; a suite that did not get to write one is a row of status error."""
+    out = folder / "suite.json"
+    workers = options.workers if options.workers is not None else default_workers(device)
+    command = [sys.executable, "-m", "pytest", str(SUITE), "-c", str(INI), "--rootdir", str(SUITE)]
+    command += ["-p", "parity.plugin", "-p", "xdist.plugin", "-p", "no:cacheprovider", "-n", str(workers)]
+    command += ["--parity-json", str(out), "--parity-device", device, "--parity-profile", options.profile]
+    for name, value in (
+        ("impl", options.impl),
+        ("layout", options.layout),
+        ("stage", options.stage),
+        ("contract", options.contract),
+        ("seed", options.seed),
+        ("seconds", options.seconds),
+    ):
+        if value is not None:
+            command += [f"--parity-{name}", str(value)]
+    if options.junit:
+        command += [f"--junitxml={Path(options.junit).resolve()}"]
+    if options.level:
+        command += ["-k", " or ".join(f"test_{level}" for level in options.level)]
+    say(f"parity gate: profile {options.profile}, device {device}, {summary.plural(max(workers, 1), 'process')}")
+    code = call(command, suite_environment(os.environ))
+    if out.is_file():
+        report = read_json(out)
+        if code not in PYTEST_SUITE_RAN and not any(row["status"] in summary.REJECTING for row in report["rows"]):
+            report["rows"].append(suite_error(f"the suite's pytest ended with exit code {code}"))
+        return report
+    if code == 4:  # pytest's usage error: the plugin has said on stderr which option was wrong
+        raise CommandError("the suite refused an option, see above")
+    return {"rows": [suite_error(f"the suite's pytest ended with exit code {code} and left no report")]}
+
+
+def suite_error(message: str) -> dict[str, Any]:
+    """The row that stands for a suite that broke as a whole."""
+    return {"implementation": "suite", "level": "layout", "check": "run", "status": "error", "message": message}
+
+
+def default_workers(device: str) -> int:
+    """Two processes where there are two cores and no card to share; one in this process's child otherwise."""
+    return 2 if device == "cpu" and (os.cpu_count() or 1) >= 2 else 0
+
+
+def suite_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The child's environment: one thread a process, no foreign pytest options or plugins, this very package.
+
+    The current folder must not come first on the path, or a user's `test.py` there would shadow a module; the registry
+    appends it. PYTHONPATH stays, with the place of this package behind it for a checkout that is not installed.
+    """
+    kept = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
+    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if (PACKAGE.parent / "pyproject.toml").is_file():  # never site-packages: PYTHONPATH would put it before the stdlib
+        paths.append(str(PACKAGE.parent))
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONSAFEPATH": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+
+
+def run_golden(options: Options, device: str, folder: Path) -> list[dict[str, Any]]:
+    """The goldens' rows, judged in a child like the suite."""
+    out = folder / "golden.json"
+    command = [sys.executable, "-m", "parity", "golden", "verify", "--json", str(out), "--device", device, "--quiet"]
+    for name, value in (
+        ("impl", options.impl),
+        ("layout", options.layout),
+        ("stage", options.stage),
+        ("contract", options.contract),
+        ("fixtures", options.fixtures),
+    ):
+        if value is not None:
+            command += [f"--{name}", str(value)]
+    say("parity gate: goldens")
+    code = call(command, suite_environment(os.environ))
+    if out.is_file():
+        return list(read_json(out)["rows"])
+    message = f"`parity golden verify` ended with exit code {code} and left no report"
+    return [{**suite_error(message), "implementation": "goldens", "level": "golden", "check": "verify"}]
+
+
+def call(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a child with its output on our stderr. On an interrupt wait for it: it got the same signal."""
+    sys.stderr.flush()
+    with subprocess.Popen(command, env=dict(environment), stdout=2, stdin=subprocess.DEVNULL) as child:
+        try:
+            return child.wait()
+        except KeyboardInterrupt:
+            child.wait()
+            raise
+
+
+def publish(report: Mapping[str, Any], path: str | None) -> None:
+    """The Markdown summary: to the file that was asked for, and appended to the step summary of a GitHub job."""
+    text = summary.markdown(report)
+    if path:
+        write_text(path, text)
+    step = os.environ.get("GITHUB_STEP_SUMMARY")
+    if step:
+        with blame(f"GITHUB_STEP_SUMMARY {step}"), open(step, "a", encoding="utf-8") as file:
+            file.write(text)
+
+
+def show(rows: Sequence[Mapping[str, Any]], line: str) -> None:
+    """Table, rejections, what was not judged and why, and the verdict as the last line."""
+    print()
+    print(summary.table(rows))
+    found = summary.complaints(rows)
+    for row in found[:SHOWN]:
+        print(f"\n{summary.complaint(row)}")
+    if len(found) > SHOWN:
+        print(f"\n... and {summary.plural(len(found) - SHOWN, 'more rejection')}, see --json")
+    notes = summary.reasons(rows)
+    if notes:
+        print("\n" + "\n".join(notes))
+    print(f"\n{line}", flush=True)
