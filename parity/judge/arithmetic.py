@@ -1,7 +1,7 @@
 """Arithmetics of a dot product: IEEE float32 in any order, and the grouped, truncating sums of tensor cores.
 
-Each is a small value object with a proved error bound; ``Grouped`` also predicts the result to the bit. Shapes throughout: operands
-q ``[..., M, D]`` and k ``[..., N, D]`` (leading dimensions broadcast), results ``[..., M, N]``.
+Each is a small value object with a proved error bound; ``Grouped`` also predicts the result to the bit. Shapes
+throughout: operands q ``[..., M, D]`` and k ``[..., N, D]`` (leading dimensions broadcast), results ``[..., M, N]``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def unit_roundoff(dtype: torch.dtype, conversion: str = "nearest") -> float:
 
 
 def underflow_unit(dtype: torch.dtype, conversion: str = "nearest") -> float:
-    """Largest absolute error of a conversion to ``dtype`` below its normal range: half its smallest subnormal, or all of it."""
+    """Largest absolute error of a conversion to ``dtype`` below its normal range: half its smallest subnormal, or all
+    of it."""
     return 2.0 ** (_MINIMUM_EXPONENT[dtype] - _PRECISION[dtype] + (1 if conversion == "truncate" else 0))
 
 
@@ -39,15 +40,19 @@ def largest(dtype: torch.dtype) -> float:
 
 
 def gamma(count: int, roundoff: float) -> float:
-    """``n u / (1 - n u)``: the relative error that ``count`` successive roundings can build up. ValueError when n u >= 1."""
+    """``n u / (1 - n u)``: the relative error that ``count`` successive roundings can build up. ValueError when n u >=
+    1."""
     if count * roundoff >= 1:
-        raise ValueError(f"no bound exists for {count} roundings of unit roundoff {roundoff:g}: their product reaches 1")
+        raise ValueError(
+            f"no bound exists for {count} roundings of unit roundoff {roundoff:g}: their product reaches 1"
+        )
     return count * roundoff / (1 - count * roundoff)
 
 
 @dataclasses.dataclass(frozen=True)
 class Ieee:
-    """A float32 dot that rounds every operation to nearest, in any order, fused or not, with a scale folded in anywhere."""
+    """A float32 dot that rounds every operation to nearest, in any order, fused or not, with a scale folded in
+    anywhere."""
 
     exact = False
 
@@ -61,9 +66,11 @@ class Ieee:
     def dot_bound(
         self, q: torch.Tensor, k: torch.Tensor, dot: torch.Tensor, absdot: torch.Tensor, eta: float = 2.0**-149
     ) -> torch.Tensor:
-        """Bound on |computed - exact| for each dot, float64 like ``absdot`` (the sums of |q||k|); ``eta`` is one underflow.
+        """Bound on |computed - exact| for each dot, float64 like ``absdot`` (the sums of |q||k|); ``eta`` is one
+        underflow.
 
-        Higham's gamma(n) with D products, D additions' worst path and two scale factors, shared by every order of summation."""
+        Higham's gamma(n) with D products, D additions' worst path and two scale factors, shared by every order of
+        summation."""
         depth = q.shape[-1]
         return gamma(depth + 2, FLOAT32_ROUNDOFF) * absdot + 2 * depth * eta
 
@@ -78,12 +85,14 @@ class Grouped:
     group             terms that are added at once
     kept              addends are cut ``kept`` bits below the group's largest exponent (that bit itself survives)
     final             a group's sum is cut ``final`` bits below its own exponent
-    running           True: the running sum is one more addend of each group. False: groups start from zero and are added to the
+    running           True: the running sum is one more addend of each group. False: groups start from zero and are
+                      added to the
                       running sum in float32, to nearest
     product_exponent  "operands": a product's exponent is the sum of its operands' exponents; "product": its own
     cut               "zero" or "down": where an addend's lost bits go
     rounding          "zero", "down" or "nearest": the same for the group's sum
-    subnormals        exponent of a subnormal operand: "normalised" (as if it were normal), "minimum" (the format's smallest), or
+    subnormals        exponent of a subnormal operand: "normalised" (as if it were normal), "minimum" (the format's
+                      smallest), or
                       "minimum, zeros too" (and zeros have it as well)
     known_order       whether groups are consecutive and taken in order; without it only the order-free bound holds
     """
@@ -111,10 +120,14 @@ class Grouped:
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
-        # In units of the last kept bit an addend is below 2**(kept + 2) (a product of significands is below 4), so group + 1 of them
-        # add up below this many bits: float64 then holds every partial sum exactly, whatever the order of its own summation.
+        # In units of the last kept bit an addend is below 2**(kept + 2) (a product of significands is below 4), so
+        # group + 1 of them
+        # add up below this many bits: float64 then holds every partial sum exactly, whatever the order of its own
+        # summation.
         if self.kept + 2 + math.log2(self.group + 1) > 53:
-            raise ValueError(f"kept {self.kept} with group {self.group} needs more than float64's 53 bits to evaluate exactly")
+            raise ValueError(
+                f"kept {self.kept} with group {self.group} needs more than float64's 53 bits to evaluate exactly"
+            )
 
     def __str__(self) -> str:
         changed = [
@@ -127,16 +140,21 @@ class Grouped:
     def bits(self) -> int:
         """Sums of absolute values up to ``2**bits`` quanta are exact, each group's and the running one.
 
-        With m < 2**(1 + kept) quanta the cut lies at or below one quantum, and the same for the sum; m = 2**(1 + kept) is one power of
+        With m < 2**(1 + kept) quanta the cut lies at or below one quantum, and the same for the sum; m = 2**(1 + kept)
+        is one power of
         two alone. Float32 registers hold 24 bits."""
         return min(self.kept + 1, self.final + 1, 24)
 
     def exact_dot(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """The dot this core returns, float32 ``[..., M, N]``, for operands of one dtype (e4m3, bf16, fp16, or tf32 held in float32).
+        """The dot this core returns, float32 ``[..., M, N]``, for operands of one dtype (e4m3, bf16, fp16, or tf32 held
+        in float32).
 
-        Group order is the order of the last dimension, the running sum starts at zero. Every intermediate is a multiple of a power of
-        two that float64 holds exactly (see ``__post_init__``). A non-finite product gives NaN or the infinity that IEEE addition gives;
-        zero results are +0. A group's sum is also cut at 2**-149, float32's last bit, and becomes infinite past float32's range."""
+        Group order is the order of the last dimension, the running sum starts at zero. Every intermediate is a multiple
+        of a power of
+        two that float64 holds exactly (see ``__post_init__``). A non-finite product gives NaN or the infinity that IEEE
+        addition gives;
+        zero results are +0. A group's sum is also cut at 2**-149, float32's last bit, and becomes infinite past
+        float32's range."""
         if q.dtype != k.dtype:
             raise TypeError(f"operands must have one dtype, got {q.dtype} and {k.dtype}")
         wide_q, wide_k = _widen(q), _widen(k)
@@ -148,9 +166,7 @@ class Grouped:
         step = max(1, _CHUNK_BYTES // row_bytes)
         for start in range(0, q.shape[-2], step):
             rows = slice(start, start + step)
-            out[..., rows, :] = self._evaluate(
-                finite_q[..., rows, :], finite_k, exponent_q[..., rows, :], exponent_k
-            )
+            out[..., rows, :] = self._evaluate(finite_q[..., rows, :], finite_k, exponent_q[..., rows, :], exponent_k)
         if not (bool(torch.isfinite(wide_q).all()) and bool(torch.isfinite(wide_k).all())):
             wild = nonfinite_dot(wide_q, wide_k)
             out = torch.where(torch.isfinite(wild), out, wild.to(torch.float32))
@@ -281,7 +297,8 @@ def _own_exponent(x: torch.Tensor) -> torch.Tensor:
 
 
 def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
-    """2**exponent as float64, from its bits (exp2 need not be exact); exponents of zeros are held at the ends of the range."""
+    """2**exponent as float64, from its bits (exp2 need not be exact); exponents of zeros are held at the ends of the
+    range."""
     return ((exponent.to(torch.int64).clamp(-1022, 1023) + 1023) << 52).view(torch.float64)
 
 

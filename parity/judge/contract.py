@@ -1,6 +1,8 @@
-"""What an implementation promises about its numbers: layout, arithmetic of the dot, rounding points, tail and invariance.
+"""What an implementation promises about its numbers: layout, arithmetic of the dot, rounding points, tail and
+invariance.
 
-A contract is a small TOML file or a plain dict on the function (attribute ``parity_contract``); both go through ``Contract.from_dict``.
+A contract is a small TOML file or a plain dict on the function (attribute ``parity_contract``); both go through
+``Contract.from_dict``.
 """
 
 from __future__ import annotations
@@ -33,14 +35,16 @@ _DTYPE_KEYS = ("operand_dtype", "dot_dtype", "product_dtype", "sum_unit", "out_d
 
 @dataclasses.dataclass(frozen=True)
 class Contract:
-    """The promises that a verdict is measured against. The default of every field is the strictest common one: IEEE float32.
+    """The promises that a verdict is measured against. The default of every field is the strictest common one: IEEE
+    float32.
 
     layout             "bf16", "fp8" or "fp4"
     stage              "logits", "topk" or "store"
     arithmetic         of the dot over the 128 dims: ``Ieee()`` or ``Grouped(...)``
     arithmetic_name    what a verdict calls it
     assumed            the arithmetic was measured on another architecture and is only assumed here
-    dot_verified       the ``Grouped`` model was checked on this very device, so the dot has no error left beside the model
+    dot_verified       the ``Grouped`` model was checked on this very device, so the dot has no error left beside the
+                       model
     operand_dtype      keys are dequantised and rounded to it before the dot (None: used as stored)
     dot_dtype          each head's dot is rounded to it (None: stays float32)
     product_dtype      each head's weighted dot is rounded to it (None: stays float32)
@@ -85,7 +89,9 @@ class Contract:
         if not isinstance(self.arithmetic, Ieee | Grouped):
             raise TypeError(f"contract key 'arithmetic' must be Ieee() or Grouped(...), got {self.arithmetic!r}")
         if self.dot_verified and not isinstance(self.arithmetic, Grouped):
-            raise ValueError("contract key 'dot_verified' needs a grouped arithmetic; an ieee dot of free order has no exact model")
+            raise ValueError(
+                "contract key 'dot_verified' needs a grouped arithmetic; an ieee dot of free order has no exact model"
+            )
         for key in _DTYPE_KEYS:
             value = getattr(self, key)
             if value is not None and value not in DTYPES.values():
@@ -117,11 +123,13 @@ class Contract:
         layout: str | None = None,
         stage: str | None = None,
     ) -> Contract:
-        """A contract from plain strings, booleans and lists, as a TOML file or a ``parity_contract`` attribute holds them.
+        """A contract from plain strings, booleans and lists, as a TOML file or a ``parity_contract`` attribute holds
+        them.
 
         ``arithmetic`` is "auto" (or absent: ``default_arithmetic``), "ieee", the name of a stored model, or a table
         ``{group, kept, final, running, product_exponent, rounding, known_order}``.
-        ``layout`` and ``stage`` are used where the dict has none, and must agree with it where it has. ValueError names the key."""
+        ``layout`` and ``stage`` are used where the dict has none, and must agree with it where it has. ValueError names
+        the key."""
         if not isinstance(given, Mapping):
             raise TypeError(f"a contract must be a table of keys, got {type(given).__name__}")
         values = dict(given)
@@ -167,7 +175,8 @@ class Contract:
             raise type(error)(f"contract file {path}: {error}") from error
 
     def verified(self, arithmetic: Grouped | None = None) -> Contract:
-        """This contract with its grouped model (or the given one) taken as exact, as a check on the device has shown."""
+        """This contract with its grouped model (or the given one) taken as exact, as a check on the device has
+        shown."""
         model = self.arithmetic if arithmetic is None else arithmetic
         return dataclasses.replace(self, arithmetic=model, arithmetic_name=str(model), assumed=False, dot_verified=True)
 
@@ -213,7 +222,9 @@ def _arithmetic(
         return IEEE, "ieee", False
     names = [model.name for model in stored_models()]
     if given not in names:
-        raise ValueError(f"contract key 'arithmetic' is {given!r}: expected auto, ieee, a table, or one of {', '.join(names)}")
+        raise ValueError(
+            f"contract key 'arithmetic' is {given!r}: expected auto, ieee, a table, or one of {', '.join(names)}"
+        )
     stored = named_model(given)
     here = torch.device(device).type == "cuda" and "sm_{}{}".format(*_capability(device, capability))
     return stored.arithmetic, f"{stored.name} {stored.arithmetic}", stored.hypothesis or here != stored.architecture

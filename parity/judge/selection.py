@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from parity.judge.verdict import Verdict
+from parity.judge.outcome import Verdict
 
 
 def judge_selection(
@@ -22,9 +22,11 @@ def judge_selection(
     level: str = "selection",
     check: str = "",
 ) -> Verdict:
-    """slots, positions int32 [R, k]; low, high [R, W] any float dtype (equal: a test of the implementation's own logits).
+    """slots, positions int32 [R, k]; low, high [R, W] any float dtype (equal: a test of the implementation's own
+    logits).
 
-    context_lens [B, next_n] or the R rows' lengths; block_table [B, max_pages]; ``rows`` int64 [R] names sampled rows."""
+    context_lens [B, next_n] or the R rows' lengths; block_table [B, max_pages]; ``rows`` int64 [R] names sampled
+    rows."""
     raise NotImplementedError
 
 
