@@ -30,6 +30,25 @@ def pow2(exponent: Tensor) -> Tensor:
     return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
 
 
+def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round float64 to float32 or bfloat16 once, to nearest, ties to even.
+
+    torch narrows float64 to bfloat16 by way of float32, which rounds twice; here the intermediate is rounded to odd, so
+    that it stays on the right side of every tie.
+    """
+    if x.dtype != torch.float64:
+        raise TypeError(f"round_to: x must be float64, got {x.dtype}")
+    single = x.to(torch.float32)
+    if dtype == torch.float32:
+        return single
+    if dtype != torch.bfloat16:
+        raise TypeError(f"round_to: dtype must be float32 or bfloat16, got {dtype}")
+    wide = single.to(torch.float64)
+    inexact = (wide != x) & ~torch.isnan(x)
+    bits = single.view(torch.int32) - (inexact & (wide.abs() > x.abs())).to(torch.int32)
+    return (bits | inexact.to(torch.int32)).view(torch.float32).to(torch.bfloat16)
+
+
 def ceil_log2(x: Tensor) -> Tensor:
     """Smallest integer e with 2**e >= x, as int32; x float32, positive and normal (read from its bit pattern)."""
     bits = _float32("ceil_log2", "x", x).view(torch.int32)
