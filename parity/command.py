@@ -31,10 +31,13 @@ def blame(what: str) -> Iterator[None]:
 
 
 def sentence(error: BaseException) -> str:
-    """The error's text on one line; its class where the text alone says little (KeyError: 'x')."""
+    """The error's text on one line, with its class where the text alone says little (KeyError: 'x').
+
+    Of a failed system call only the reason: whoever reports it names the file.
+    """
     text = " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:
-        text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        text = error.strerror
     if not text or isinstance(error, (LookupError, AttributeError, ImportError)):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text
