@@ -1,0 +1,159 @@
+"""Launch configurations of the Triton kernels by architecture, layout and heads, and the choice among them for a call.
+
+No configuration may change a result's bits: warps lie along the keys alone, which on `mma.sync` architectures
+(sm_80, sm_12x) needs `block >= columns * num_warps / 2` (Triton's own rule for placing warps).
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+from impl.checks import Shapes, Unsupported
+
+# Largest dynamic shared memory of one block in KiB (NVIDIA's opt-in maxima).
+SHARED_LIMIT_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
+INTERPRETER = 0
+HEADS = (8, 16, 32, 64)
+GRID_Y = 65535
+# From this many rows a request, a tile of keys stays resident and rows stream past it.
+PREFILL_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Config:
+    """One compiled kernel: which, its tile [block keys, row_tile * heads columns], its longest run of trips, its knobs.
+
+    `trips` bounds the key tiles (decode) or row steps (prefill) of one program.
+    """
+
+    kernel: str
+    layout: str
+    heads: int
+    block: int
+    row_tile: int
+    trips: int
+    num_warps: int
+    num_stages: int
+
+    @property
+    def columns(self) -> int:
+        return self.row_tile * self.heads
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kernel}-{self.layout}-h{self.heads}-b{self.block}-r{self.row_tile}"
+            f"-w{self.num_warps}-s{self.num_stages}"
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration with the grid and trip count of one call."""
+
+    config: Config
+    groups: int
+    trips: int
+    grid: tuple[int, int]
+
+
+def family(arch: int) -> str:
+    """Architecture family ("interpreter", "sm80", "sm90", "sm100", "sm120") of a compute capability such as 90."""
+    if arch == INTERPRETER:
+        return "interpreter"
+    if arch < 80:
+        raise Unsupported(
+            f"the Triton kernels need compute capability 8.0 or later, the device has {arch // 10}.{arch % 10}"
+        )
+    if arch < 90:
+        return "sm80" if arch == 80 else "sm120"
+    if arch < 100:
+        return "sm90"
+    return "sm100" if arch < 120 else "sm120"
+
+
+def supports(arch: int, layout: str) -> bool:
+    """Whether the architecture has the layout's operand type: e4m3 came with 8.9."""
+    return layout == "bf16" or arch == INTERPRETER or arch >= 89
+
+
+def _columns(fam: str) -> int:
+    """Most columns (rows times heads) of a tile."""
+    return {"interpreter": 128, "sm80": 64, "sm90": 128, "sm100": 128, "sm120": 64}[fam]
+
+
+def _decode(fam: str, layout: str, heads: int, row_tile: int) -> Config:
+    wide = row_tile * heads > 64
+    block, warps, stages = {
+        "interpreter": (128, 1, 1),
+        "sm80": (128, 4, 3),
+        "sm90": (128, 4, 2 if wide else 3),
+        "sm100": (128, 4, 3),
+        "sm120": (128, 4, 2),
+    }[fam]
+    return Config("decode", layout, heads, block, row_tile, 2 if fam == "interpreter" else 16, warps, stages)
+
+
+def _prefill(fam: str, layout: str, heads: int, row_tile: int) -> Config:
+    block, warps, stages, trips = {
+        "interpreter": (128, 1, 1, 2),
+        "sm80": (128, 4, 3, 128),
+        "sm90": (256, 8, 3, 64),
+        "sm100": (128, 4, 3, 64),
+        "sm120": (128, 4, 2, 128),
+    }[fam]
+    return Config("prefill", layout, heads, block, row_tile, trips, warps, stages)
+
+
+@cache
+def configurations(arch: int, layout: str, heads: int) -> tuple[Config, ...]:
+    """Every configuration that `plan` can pick on this architecture: narrow decode, wide decode, prefill."""
+    fam = family(arch)
+    least = max(1, 16 // heads)
+    most = max(least, _columns(fam) // heads)
+    found = [_decode(fam, layout, heads, least)]
+    if most > least:
+        found.append(_decode(fam, layout, heads, most))
+    found.append(_prefill(fam, layout, heads, most))
+    return tuple(found)
+
+
+def every(arch: int) -> list[Config]:
+    """All configurations of an architecture, both layouts where it has them."""
+    layouts = [layout for layout in ("bf16", "fp8") if supports(arch, layout)]
+    return [config for layout in layouts for heads in HEADS for config in configurations(arch, layout, heads)]
+
+
+def plan(shapes: Shapes, arch: int, processors: int) -> Plan:
+    """Choose by shapes alone (never by lengths, which live on the device): Unsupported where nothing fits."""
+    if not supports(arch, shapes.layout):
+        raise Unsupported(f"{shapes.layout} pages need compute capability 8.9, the device has {arch // 10}.{arch % 10}")
+    if shapes.heads not in HEADS:
+        raise Unsupported(f"the Triton kernels take 8, 16, 32 or 64 heads, got {shapes.heads}")
+    narrow, *wide, rows = configurations(arch, shapes.layout, shapes.heads)
+    many = shapes.next_n >= (4 if arch == INTERPRETER else PREFILL_ROWS)
+    if many and -(-shapes.max_context_len // rows.block) <= GRID_Y:
+        return _plan_prefill(rows, shapes, processors, arch)
+    config = wide[0] if wide and shapes.next_n > narrow.row_tile else narrow
+    return _plan_decode(config, shapes, processors, arch)
+
+
+def _plan_decode(config: Config, shapes: Shapes, processors: int, arch: int) -> Plan:
+    groups = -(-shapes.next_n // config.row_tile)
+    tiles = -(-shapes.max_context_len // config.block)
+    trips = min(config.trips, tiles)
+    if arch != INTERPRETER:
+        # Halve the run of a program until the grid fills the device a few times over.
+        while trips > 1 and shapes.requests * groups * -(-tiles // trips) < 4 * processors:
+            trips = -(-trips // 2)
+        trips = max(trips, -(-tiles // GRID_Y))
+    return Plan(config, groups, trips, (shapes.requests * groups, -(-tiles // trips)))
+
+
+def _plan_prefill(config: Config, shapes: Shapes, processors: int, arch: int) -> Plan:
+    steps = -(-shapes.next_n // config.row_tile)
+    tiles = -(-shapes.max_context_len // config.block)
+    trips = min(config.trips, steps)
+    if arch != INTERPRETER:
+        while trips > 4 and shapes.requests * -(-steps // trips) * tiles < 4 * processors:
+            trips = -(-trips // 2)
+    groups = -(-steps // trips)
+    return Plan(config, groups, trips, (shapes.requests * groups, tiles))

@@ -1,0 +1,66 @@
+"""Top-k of paged logits as cache slots, with one deterministic rule for ties: the lower position wins."""
+
+from typing import Any
+
+import torch
+
+from impl.checks import PAGE, check_topk
+
+# Composite keys cost 8 bytes a logit and torch.topk about as much again: rows go in chunks of this many bytes of keys.
+CHUNK_BYTES = 128 << 20
+_MASKED = -(2**63)
+_LOW = 0xFFFFFFFF
+
+
+def topk_to_slots(
+    logits: torch.Tensor, context_lens: torch.Tensor, block_table: torch.Tensor, k: int, *, validate: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k best keys of every row: `(slots, positions)`, both int32 `[rows, k]`, best first, -1 after the valid ones.
+
+    logits `[rows, max_context_len]` float32; context_lens int32 `[B, next_n]` with B * next_n rows; block_table int32
+    `[B, max_pages]`; k >= 1. A row has `min(k, n)` valid entries, n its length clamped to the table and the logits.
+    Positions count keys of the request; `slot = block_table[position // 64] * 64 + position % 64`. Deterministic:
+    order by logit, then by lower position. -0 equals +0; -inf is a logit like any other; NaN, whatever its sign, ranks
+    above +inf, as torch.topk has it. Does not wait for the device unless `validate`. Raises TypeError or ValueError.
+    """
+    check_topk(logits, context_lens, block_table, k, validate)
+    rows, width = logits.shape
+    next_n = context_lens.shape[1]
+    slots = torch.full((rows, k), -1, dtype=torch.int32, device=logits.device)
+    positions = slots.clone()
+    limit = min(width, block_table.shape[1] * PAGE)
+    kept = min(k, limit)
+    if rows == 0 or kept == 0:
+        return slots, positions
+    lens = context_lens.clamp(0, limit).reshape(-1, 1)
+    step = max(1, CHUNK_BYTES // (8 * limit))
+    for first in range(0, rows, step):
+        last = min(first + step, rows)
+        found, valid = _best(logits[first:last, :limit], lens[first:last], kept)
+        request = torch.arange(first, last, device=logits.device)[:, None] // next_n
+        # Places past the valid ones look up entry 0, which any table has, and are discarded.
+        page = block_table[request, torch.where(valid, found // PAGE, 0)]
+        positions[first:last, :kept] = torch.where(valid, found, -1).to(torch.int32)
+        slots[first:last, :kept] = torch.where(valid, page * PAGE + found % PAGE, -1).to(torch.int32)
+    return slots, positions
+
+
+def _best(logits: torch.Tensor, lens: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions int64 [rows, k] in the documented order, and which of them are valid.
+
+    One int64 key per logit, the order-preserving integer of the float above the complement of its position: no two are
+    equal, so that any correct top-k of them is the same.
+    """
+    # Adding zero turns -0 into +0. A negative float's bits are mirrored; NaN gets the greatest pattern of all.
+    bits = (logits + 0.0).view(torch.int32)
+    order = torch.where(logits.isnan(), 0x7FFFFFFF, bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)
+    position = torch.arange(logits.shape[1], device=logits.device)
+    key = (order << 32) | (_LOW - position)
+    key.masked_fill_(position >= lens, _MASKED)
+    best = torch.topk(key, k, dim=1).values
+    valid = torch.arange(k, device=logits.device) < lens
+    return _LOW - (best & _LOW), valid
+
+
+CONTRACT: dict[str, Any] = {"stage": "topk", "batch_invariant": True, "devices": ["cpu", "cuda"]}
+topk_to_slots.parity_contract = CONTRACT  # type: ignore[attr-defined]
