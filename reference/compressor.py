@@ -32,7 +32,7 @@ class Keys(NamedTuple):
 
 
 def add_ape(score: Tensor, ape: Tensor, positions: Tensor) -> Tensor:
-    """Scores with the absolute position encoding: f32(score + ape[t mod 4]); score float32 [..., S, 256], positions [S]."""
+    """Scores with the position encoding: f32(score + ape[t mod 4]); score float32 [..., S, 256], positions [S]."""
     return score + ape.to(torch.float32)[positions.to(score.device) % RATIO]
 
 
@@ -62,7 +62,7 @@ def pool(kv: Tensor, score: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """bf16(w * f32(x * rsqrt(mean(x^2) + eps))) of bfloat16 [..., 128], computed in float32; weight of any float dtype."""
+    """bf16(w * f32(x * rsqrt(mean(x^2) + eps))) of bfloat16 [..., 128], in float32; weight of any float dtype."""
     wide = x.to(torch.float32)
     scaled = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
     return (weight.to(torch.float32) * scaled).to(torch.bfloat16)
@@ -196,11 +196,11 @@ class CompressorState:
 
 
 class PublishedState:
-    """The published module's buffers: kv and score float32 [B, 8, 256], rows 0..3 the window before, 4..7 the current one.
+    """The published module's buffers: kv and score float32 [B, 8, 256], rows 0..3 the last window, 4..7 the current one.
 
     Like the published code it has two calls only, a prefill from position 0 and a decode of one token, and a prompt of
-    fewer than four tokens does not write rows 0..3: without `reset`, key 0 of a second sequence then pools the window of
-    the sequence before. That is a defect of the published code; nothing but the replay of a recording should rely on it.
+    fewer than four tokens does not write rows 0..3: without `reset`, key 0 of a second sequence then pools the window
+    of the sequence before. That is a defect of the published code; only the replay of a recording should rely on it.
     """
 
     def __init__(self, batch: int = 1, device: torch.device | str = "cpu") -> None:
@@ -213,7 +213,7 @@ class PublishedState:
         self.score.fill_(-torch.inf)
 
     def prefill(self, kv: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
-        """Take a prompt [B, S, 256] (score with ape); return its windows [B, S // 4, 8, 128], the first without overlap."""
+        """Take a prompt [B, S, 256] (score with ape); return its windows [B, S // 4, 8, 128], no overlap in the first."""
         cut = kv.shape[1] // RATIO * RATIO
         for state, rows in ((self.kv, kv), (self.score, score)):
             if cut:

@@ -1,4 +1,4 @@
-"""Shapes and constants of the indexer: the published configurations, tiny ones for tests, and a reader of config.json."""
+"""Shapes and constants of the indexer: published configurations, tiny ones for tests, and a reader of config.json."""
 
 import dataclasses
 import json

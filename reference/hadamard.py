@@ -9,8 +9,8 @@ from reference import exact
 def hadamard(x: Tensor) -> Tensor:
     """Published transform of bfloat16 [..., D], D a power of two: one rounding to bfloat16 at the end.
 
-    Butterflies (u, v) -> (u + v, u - v) in float32 at element strides 1, 2, 4 .. D/2 (Sylvester order), then one float32
-    multiplication by f32(D**-0.5).
+    Butterflies (u, v) -> (u + v, u - v) in float32 at element strides 1, 2, 4 .. D/2 (Sylvester order), then one
+    float32 multiplication by f32(D**-0.5).
     """
     if x.dtype != torch.bfloat16:
         raise TypeError(f"hadamard: x must be bfloat16, got {x.dtype}")

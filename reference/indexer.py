@@ -70,11 +70,12 @@ class IndexerParams:
 
     def to(self, device: torch.device | str) -> Self:
         """The same weights on another device."""
-        return type(self)(*(None if x is None else x.to(device) for x in dataclasses.astuple(self)))
+        held = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return type(self)(**{name: None if x is None else x.to(device) for name, x in held.items()})
 
 
 class Query(NamedTuple):
-    """Query stages: projected, rotated, transformed and quantised, bfloat16 [..., H, 128]; exponents int16 [..., H, 4]."""
+    """Query stages: projected, rotated, transformed, quantised (bfloat16 [..., H, 128]); exponents int16 [..., H, 4]."""
 
     proj: Tensor
     roped: Tensor
@@ -121,7 +122,7 @@ def dots(q: Tensor, k: Tensor) -> Tensor:
 
 
 def scores(dot: Tensor, weight: Tensor) -> Tensor:
-    """bf16(sum_h bf16(relu(dot) * w)) -> bfloat16 [n, S], from dot bfloat16 [n, H, S] and head weights bfloat16 [n, H]."""
+    """bf16(sum_h bf16(relu(dot) * w)) -> bfloat16 [n, S]; dot bfloat16 [n, H, S], head weights bfloat16 [n, H]."""
     product = (torch.relu(dot).to(torch.float32) * weight.to(torch.float32)[..., None]).to(torch.bfloat16)
     return formats.round_to(product.to(torch.float64).sum(dim=-2), torch.bfloat16)
 

@@ -18,8 +18,8 @@ _BLOCK = 128  # fp8 quantisation block along the inner dimension, and both ways 
 def project_float32(x: Tensor, weight: Tensor, how: str = "exact") -> Tensor:
     """x [..., K] times weight [N, K] transposed -> float32 [..., N]; operands are widened, never rounded.
 
-    "exact" adds the K products in order in float64, element by element, so that a row's bits cannot depend on which other
-    rows are computed with it: this is what makes a prompt's keys independent of how the prompt is split.
+    "exact" adds the K products in order in float64, element by element, so that a row's bits cannot depend on which
+    other rows are computed with it: this is what makes a prompt's keys independent of how the prompt is split.
     """
     _check("project_float32", x, weight, how)
     if how == "library":
@@ -44,7 +44,7 @@ def project_bfloat16(x: Tensor, weight: Tensor, how: str = "exact") -> Tensor:
 
 
 def quantise_activation(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Published fp8 quantiser of bfloat16 [..., K], blocks of 128: (e4m3 bytes uint8 [..., K], exponents [..., K/128])."""
+    """Published fp8 quantiser of bfloat16 [..., K], blocks of 128: e4m3 bytes uint8 [..., K], exponents [..., K/128]."""
     blocks = x.unflatten(-1, (-1, _BLOCK))
     exponent = formats.fp8_pow2_exponent(blocks)
     # Dividing by a power of two is exact in float64, so the only rounding is the one to e4m3.
@@ -52,9 +52,9 @@ def quantise_activation(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def project_fp8(x: Tensor, weight: Tensor, weight_exponent: Tensor, how: str = "exact") -> Tensor:
-    """Published fp8 product -> bfloat16 [..., N]: x bfloat16 [..., K], weight e4m3 [N, K], exponents int [N/128, K/128].
+    """Published fp8 product: x bfloat16 [..., K], weight e4m3 [N, K], exponents int [N/128, K/128] -> bfloat16 [..., N].
 
-    Per block of 128 along K: a float32 partial sum, times the two powers of two, added in float32; one rounding at the end.
+    Per block of 128 along K a float32 partial sum, times the two powers of two, added in float32; then one rounding.
     """
     _check("project_fp8", x, weight, how)
     if weight.shape[0] % _BLOCK or weight.shape[1] % _BLOCK:
@@ -80,4 +80,6 @@ def _check(function: str, x: Tensor, weight: Tensor, how: str) -> None:
     if how not in HOW:
         raise ValueError(f"{function}: how must be one of {', '.join(HOW)}, got {how!r}")
     if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
-        raise ValueError(f"{function}: expected x [..., K] and weight [N, K], got {list(x.shape)}, {list(weight.shape)}")
+        raise ValueError(
+            f"{function}: expected x [..., K] and weight [N, K], got {list(x.shape)}, {list(weight.shape)}"
+        )

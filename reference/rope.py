@@ -1,4 +1,4 @@
-"""Rotary embedding as published: float32 frequencies with YaRN, one float32 angle product, adjacent pairs, one rounding.
+"""Rotary embedding as published: float32 frequencies with YaRN, one float32 angle, adjacent pairs, one rounding.
 
 Tables are always built on the CPU: a GPU's sine and cosine have other last bits than the C library's.
 """
@@ -14,8 +14,9 @@ from reference.config import IndexerConfig
 def inv_freq(config: IndexerConfig) -> Tensor:
     """Angle per position of each pair, float32 [32], with YaRN's interpolation (no attention factor)."""
     half = config.rope_dim // 2
-    exponent = torch.arange(0, config.rope_dim, 2, dtype=torch.float32) / config.rope_dim
-    plain = 1.0 / (config.rope_theta**exponent)
+    # The powers in double, narrowed once: the published float32 powers, without depending on a library's powf.
+    powers = [config.rope_theta ** (2 * i / config.rope_dim) for i in range(half)]
+    plain = 1.0 / torch.tensor(powers, dtype=torch.float32)
     low = max(math.floor(_turning_pair(config, config.beta_fast)), 0)
     high = min(math.ceil(_turning_pair(config, config.beta_slow)), config.rope_dim - 1)
     ramp = (torch.arange(half, dtype=torch.float32) - low) / (high - low if high > low else 0.001)
@@ -24,7 +25,7 @@ def inv_freq(config: IndexerConfig) -> Tensor:
 
 
 def rope_rows(config: IndexerConfig, positions: Tensor, device: torch.device | str | None = None) -> Tensor:
-    """Table rows of integer positions [n]: float32 [n, 64] as 32 (cos, sin) pairs, on the positions' device by default."""
+    """Table rows of integer positions [n]: float32 [n, 64] as 32 (cos, sin) pairs, by default on their device."""
     angle = torch.outer(positions.to("cpu", torch.float32), inv_freq(config))
     # polar goes through the C library's cosf and sinf; torch.cos and torch.sin differ from them in the last place.
     turned = torch.view_as_real(torch.polar(torch.ones_like(angle), angle)).flatten(-2)
