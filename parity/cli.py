@@ -94,7 +94,7 @@ def build_parser() -> Parser:
 
     sub = command("run", "repeat one case on one implementation through every check that applies")
     sub.add_argument("--case", required=True, metavar="STRING", help="a problem string, as failures print it")
-    sub.add_argument("--check", metavar="NAME", action="append", default=[], help="only this check (repeatable)")
+    sub.add_argument("--check", metavar="LEVEL/NAME", action="append", default=[], help="only this one (repeatable)")
     implementation_options(sub)
     device_options(sub)
     json_option(sub)

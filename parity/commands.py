@@ -55,11 +55,11 @@ def show_list(options: argparse.Namespace) -> int:
     ]
     found = [{"level": c.level, "name": c.name, "stages": list(c.stages)} for c in checks.all_checks()]
     found.sort(key=lambda item: summary.rank(str(item["level"])))
-    value = {
+    value: dict[str, Any] = {
         "device": str(device),
         "implementations": implementations,
         "checks": found,
-        "profiles": {name: str(profile) for name, profile in PROFILES.items()},
+        "profiles": {name: drawing(profile) for name, profile in PROFILES.items()},
         "data": {stage: list(names) for stage, names in DATA.items()},
         "provenance": devices.provenance(device),
     }
@@ -84,6 +84,12 @@ def show_list(options: argparse.Namespace) -> int:
     return PASSED
 
 
+def drawing(profile: Any) -> str:
+    """How much a profile draws, in words."""
+    how = "the same cases at every run" if profile.derandomised else "new cases at every run"
+    return f"{profile.examples} examples a level and implementation, {how}"
+
+
 def run_case(options: argparse.Namespace) -> int:
     """One case, one implementation, every check that applies."""
     from parity.run.worker import opened
@@ -100,16 +106,11 @@ def run_case(options: argparse.Namespace) -> int:
         options.layout = case.layout
     impl = implementation(options, device)
     mismatch(case, impl)
-    known = [check for check in checks.all_checks() if case.stage in check.stages]
-    unknown = sorted(set(options.check) - {check.name for check in known})
-    if unknown:
-        names = ", ".join(check.name for check in known)
-        raise CommandError(f"--check {unknown[0]}: no such check of stage {case.stage}; there are {names}")
+    with blame("--check"):
+        wanted = [checks.find_check(name) for name in options.check] or checks.all_checks(stage=case.stage)
     rows = []
     with opened(impl, device) as runner:
-        for check in known:
-            if options.check and check.name not in options.check:
-                continue
+        for check in wanted:
             verdict = checks.judge_one(check, runner, case)
             if verdict is not None:
                 rows.append(case_row(verdict.as_dict(), impl, check))

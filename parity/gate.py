@@ -61,16 +61,14 @@ def gate(options: Options) -> int:
         if options.golden:
             rows += run_golden(options, device, Path(folder))
     status, code, line = summary.verdict(rows)
-    report = {
+    report |= {
         "kind": summary.KIND,
         "format": summary.FORMAT,
         "verdict": status,
         "exit": code,
         "sentence": line,
-        "profile": options.profile,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
         "duration": round(time.time() - started, 1),
-        **{key: value for key, value in report.items() if key != "rows"},
         "rows": rows,
     }
     write_json(options.json, report)

@@ -228,18 +228,20 @@ def judged(
 
 def against(stored: Mapping[str, torch.Tensor], output: Any, operands: Any, target: Implementation) -> Verdict:
     """The verdict on one output. The exact values are the golden's; only the bound follows the contract."""
-    named = {"level": "golden", "impl": target.name}
     if target.stage == "topk":
-        logits, lens, table = operands.logits, operands.context_lens, operands.block_table
-        return judge_selection(*output, logits, logits, lens, table, operands.k, case=str(operands.case), **named)
-    tail = compare_tail(output, operands, target.contract, **named)
+        slots, positions = output
+        lens, table = operands.context_lens, operands.block_table
+        more = {"case": operands.case, "impl": target.name, "level": "golden"}
+        return judge_selection(slots, positions, operands.logits, operands.logits, lens, table, operands.k, **more)
+    impl, level = target.name, "golden"
+    tail = compare_tail(output, operands, target.contract, impl=impl, level=level)
     if not tail.passed:
         return tail
     if is_exact_data(operands, target.contract):
-        return compare_exact(output, exact_expected(operands, target.contract), operands, **named)
+        return compare_exact(output, exact_expected(operands, target.contract), operands, impl=impl, level=level)
     wanted = expected(operands, target.contract)
     wanted = replace(wanted, logits=stored["exact"].to(wanted.logits.device))
-    return compare_bounded(output, wanted, operands, contract=target.contract, **named)
+    return compare_bounded(output, wanted, operands, contract=target.contract, impl=impl, level=level)
 
 
 def provenance() -> dict[str, Any]:
