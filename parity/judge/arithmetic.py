@@ -34,6 +34,16 @@ def underflow_unit(dtype: torch.dtype, conversion: str = "nearest") -> float:
     return 2.0 ** (_MINIMUM_EXPONENT[dtype] - _PRECISION[dtype] + (1 if conversion == "truncate" else 0))
 
 
+def digits(dtype: torch.dtype) -> int:
+    """Binary digits of the significand."""
+    return _PRECISION[dtype]
+
+
+def smallest_normal_exponent(dtype: torch.dtype) -> int:
+    """log2 of the smallest normal value."""
+    return _MINIMUM_EXPONENT[dtype]
+
+
 def largest(dtype: torch.dtype) -> float:
     """The largest finite value."""
     return torch.finfo(dtype).max
