@@ -345,12 +345,11 @@ def _windows(case: Case, plan: Placement) -> tuple[tuple[int, int], ...]:
     """Byte ranges around touched pages, and where their offsets would land after losing bits above 31 or 32."""
     size, stride = case.page_bytes, case.page_stride
     total = plan.pool_pages * stride
-    margin = min(size, max(case.gap, size))
     ranges = []
     for page in _touched(plan).tolist():
         offset = page * stride
         for start in {offset, offset % (1 << 31), offset % (1 << 32)}:
-            ranges.append((max(0, start - margin), min(total, start + size + margin)))
+            ranges.append((max(0, start - size), min(total, start + 2 * size)))
     merged: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
         if merged and start <= merged[-1][1]:
