@@ -107,7 +107,8 @@ def run_case(options: argparse.Namespace) -> int:
     impl = implementation(options, device)
     mismatch(case, impl)
     with blame("--check"):
-        wanted = [checks.find_check(name) for name in options.check] or checks.all_checks(stage=case.stage)
+        wanted = [checks.find_check(name) for name in options.check]
+    wanted = wanted or checks.all_checks(stage=case.stage)
     rows = []
     with opened(impl, device) as runner:
         for check in wanted:

@@ -35,6 +35,8 @@ CASES = {
     "bf16-octaves": (
         "v1 lens=7,128,129,70 next_n=2 data=octaves seed=12 perm=5 tail=huge poison=huge width=5 max_len=200"
     ),
+    "bf16-wide": "v1 lens=64,66 data=exact_wide seed=18 perm=4",
+    "bf16-grid": "v1 lens=p170+3 next_n=3 data=fp4_grid seed=17 perm=1",
     "bf16-negative": "v1 lens=100,90 data=negative seed=13 perm=2 tail=canary poison=canary",
     "bf16-ties": "v1 lens=p250+4 next_n=4 heads=32 data=near_ties seed=14 perm=4",
     "bf16-shared": "v1 lens=140,150 heads=16 data=outliers seed=15 prefix=2 gap=64 perm=9 strides=q+table",
@@ -43,6 +45,8 @@ CASES = {
     "fp8-octaves": (
         "v1 lens=7,128,129,70 next_n=2 layout=fp8 data=octaves seed=22 perm=5 tail=huge poison=huge width=5 max_len=200"
     ),
+    "fp8-wide": "v1 lens=64,66 layout=fp8 data=exact_wide seed=28 perm=4",
+    "fp8-grid": "v1 lens=p170+3 next_n=3 layout=fp8 data=fp4_grid seed=27 perm=1",
     "fp8-saturating": "v1 lens=100,90 layout=fp8 data=saturating seed=23 perm=2 tail=canary poison=canary",
     "fp8-ties": "v1 lens=p250+4 next_n=4 layout=fp8 heads=32 data=near_ties seed=24 perm=4",
     "fp8-shared": "v1 lens=140,150 layout=fp8 heads=16 data=outliers seed=25 prefix=2 gap=64 perm=9 strides=q+table",
