@@ -1,0 +1,122 @@
+"""A statistical alarm for arithmetic that stays inside the proved bound but is far worse than an honest kernel's.
+
+An honest float32 kernel uses about a thousandth of the proved bound, so faults hide below it. The alarm compares an
+implementation's error with that of a plain emulation of its contract, over independent cases.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+
+from parity.judge.arithmetic import Grouped
+from parity.judge.blocks import Block, Expected, blocks
+from parity.judge.contract import Contract
+from parity.judge.exactness import round_to
+from parity.judge.outcome import Labels, Status, Verdict
+
+FACTOR = 4.0
+"""An honest order of summation reaches at most about twice the emulator's error; 18-bit dots reach 12 times."""
+CASES = 20
+"""If an honest kernel exceeds FACTOR in at most half of all cases, it does in all of 20 with probability <= 2**-20."""
+LEAST_CELLS = 64
+"""Cells below which a root mean square says little; smaller cases are not counted."""
+CHUNK_BYTES = 256 << 20
+
+
+def emulate(
+    operands: Any, contract: Contract, rows: torch.Tensor | None = None, *, chunk_bytes: int = CHUNK_BYTES
+) -> Expected:
+    """What a plain kernel under ``contract`` would return: float32 sums in sequence, or the grouped model's dots.
+
+    Only ``logits`` of the result has a meaning (float64 holding float32 values; -inf past the length)."""
+    result = Expected.empty(operands, rows)
+    for block in blocks(operands, contract.layout, result, chunk_bytes):
+        block.put(result.logits, _emulate(block, contract).to(torch.float64))
+    return result
+
+
+def _emulate(block: Block, contract: Contract) -> torch.Tensor:
+    """float32 [b, r, S]: products rounded, added in index order, the contract's roundings after each stage."""
+    shape = block.q.shape[1:3]
+    k, scale = block.k.to(torch.float32), block.s
+    if contract.operand_dtype is not None:
+        scaled = block.k if scale is None else block.k * scale[..., None]
+        k = round_to(scaled, contract.operand_dtype, contract.conversion).to(torch.float32)
+        scale = None
+    if isinstance(contract.arithmetic, Grouped):
+        dot = contract.arithmetic.exact_dot(block.raw_q.flatten(1, 2), block.raw_k)
+    else:
+        q = block.q.to(torch.float32).flatten(1, 2)
+        dot = q.new_zeros(*q.shape[:2], k.shape[1])
+        for d in range(q.shape[-1]):
+            dot += q[..., d, None] * k[:, None, :, d]
+    dot = _round(dot.unflatten(1, shape), contract, contract.dot_dtype)
+    product = block.w.to(torch.float32)[..., None] * torch.where(dot < 0, 0.0, dot)
+    product = _round(product, contract, contract.product_dtype)
+    total = product.new_zeros(*product.shape[:2], product.shape[-1])
+    for head in range(product.shape[2]):
+        total = _round(total + product[:, :, head], contract, contract.sum_unit)
+    if scale is not None:
+        total = total * scale.to(torch.float32)[:, None]
+    return _round(total, contract, contract.out_dtype)
+
+
+def _round(x: torch.Tensor, contract: Contract, dtype: torch.dtype | None) -> torch.Tensor:
+    if dtype in (None, torch.float32):
+        return x
+    return round_to(x.to(torch.float64), dtype, contract.conversion).to(torch.float32)
+
+
+@dataclasses.dataclass
+class Alarm:
+    """Collects (x, y) of independent cases, x = rms(error / bound) of an implementation and y the emulator's."""
+
+    pairs: list[tuple[float, float]] = dataclasses.field(default_factory=list)
+
+    def add(self, out: torch.Tensor, expected: Expected, emulated: Expected) -> tuple[float, float] | None:
+        """Counts one case: ``out`` float32 [T, max_context_len], the others of the same rows. None if it was too small,
+        or if the emulator made no error, so that nothing can be compared."""
+        width = expected.logits.shape[1]
+        got = out[expected.rows.to(out.device), :width].to(expected.logits.device).to(torch.float64)
+        cells = expected.visible() & torch.isfinite(expected.logits) & torch.isfinite(got)
+        cells &= torch.isfinite(emulated.logits) & torch.isfinite(expected.bound) & (expected.bound > 0)
+        if int(cells.sum()) < LEAST_CELLS:
+            return None
+        exact, bound = expected.logits[cells], expected.bound[cells]
+        x, y = (float((((z[cells] - exact) / bound).square().mean()).sqrt()) for z in (got, emulated.logits))
+        if y == 0:
+            return None
+        self.pairs.append((x, y))
+        return x, y
+
+    @property
+    def ratios(self) -> list[float]:
+        """x / y of every counted case."""
+        return [x / y for x, y in self.pairs]
+
+    @property
+    def fired(self) -> bool:
+        """Whether all of at least CASES cases exceed FACTOR."""
+        return len(self.pairs) >= CASES and min(self.ratios) > FACTOR
+
+    def verdict(self, *, impl: str = "NAME", level: str = "rounding", check: str = "alarm") -> Verdict:
+        """FAILED when it fired, NOT_RUN below CASES cases unless one of them already clears the implementation."""
+        labels = Labels(level=level, check=check, impl=impl)
+        count = len(self.pairs)
+        if self.fired:
+            middle = sorted(self.ratios)[count // 2]
+            note = (
+                f"in all of {count} independent cases the error exceeds {FACTOR:g} times that of a plain emulation of "
+                f"the contract, {middle:.3g} times in the median"
+            )
+            return labels.failed(note=note, got=f"error ratio {min(self.ratios):.3g} or more", wanted=f"{FACTOR:g}")
+        if count and min(self.ratios) <= FACTOR:
+            return labels.verdict(Status.PASSED, cells=count)
+        message = f"{count} of {CASES} cases that the alarm needs"
+        return labels.verdict(
+            Status.NOT_RUN, message=message, ratio=min(self.ratios, default=math.nan) if count else None
+        )
