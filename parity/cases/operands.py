@@ -361,6 +361,8 @@ def _windows(case: Case, plan: Placement) -> tuple[tuple[int, int], ...]:
 
 def _lazy_buffer(size: int) -> mmap.mmap:
     """Anonymous zero pages that take memory only once written."""
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows commits the whole pool, and has no other kind
+        return mmap.mmap(-1, size)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     return mmap.mmap(-1, size, flags=flags)
 
