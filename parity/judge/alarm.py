@@ -7,13 +7,13 @@ implementation's error with that of a plain emulation of its contract, over inde
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import torch
 
 from parity.judge.arithmetic import Grouped
 from parity.judge.blocks import Block, Expected, blocks
+from parity.judge.bounds import expected
 from parity.judge.contract import Contract
 from parity.judge.exactness import round_to
 from parity.judge.outcome import Labels, Status, Verdict
@@ -77,17 +77,24 @@ class Alarm:
 
     pairs: list[tuple[float, float]] = dataclasses.field(default_factory=list)
 
-    def add(self, out: torch.Tensor, expected: Expected, emulated: Expected) -> tuple[float, float] | None:
-        """Counts one case: ``out`` float32 [T, max_context_len], the others of the same rows. None if it was too small,
-        or if the emulator made no error, so that nothing can be compared."""
-        width = expected.logits.shape[1]
-        got = out[expected.rows.to(out.device), :width].to(expected.logits.device).to(torch.float64)
-        cells = expected.visible() & torch.isfinite(expected.logits) & torch.isfinite(got)
-        cells &= torch.isfinite(emulated.logits) & torch.isfinite(expected.bound) & (expected.bound > 0)
+    def add(
+        self, out: torch.Tensor, operands: Any, contract: Contract, rows: torch.Tensor | None = None
+    ) -> tuple[float, float] | None:
+        """Counts one case, ``out`` float32 [T, max_context_len] being the answer to ``operands``; returns its (x, y).
+
+        None, and not counted, if it was too small, or if the emulator made no error to compare with."""
+        return self.compare(out, expected(operands, contract, rows), emulate(operands, contract, rows))
+
+    def compare(self, out: torch.Tensor, exact: Expected, emulated: Expected) -> tuple[float, float] | None:
+        """``add`` with both evaluations at hand, of the same rows."""
+        width, device = exact.logits.shape[1], exact.logits.device
+        got = out[exact.rows.to(out.device), :width].to(device).to(torch.float64)
+        cells = exact.visible() & torch.isfinite(exact.logits) & torch.isfinite(got)
+        cells &= torch.isfinite(emulated.logits) & torch.isfinite(exact.bound) & (exact.bound > 0)
         if int(cells.sum()) < LEAST_CELLS:
             return None
-        exact, bound = expected.logits[cells], expected.bound[cells]
-        x, y = (float((((z[cells] - exact) / bound).square().mean()).sqrt()) for z in (got, emulated.logits))
+        wanted, bound = exact.logits[cells], exact.bound[cells]
+        x, y = (float(((z[cells] - wanted) / bound).square().mean().sqrt()) for z in (got, emulated.logits))
         if y == 0:
             return None
         self.pairs.append((x, y))
@@ -103,9 +110,16 @@ class Alarm:
         """Whether all of at least CASES cases exceed FACTOR."""
         return len(self.pairs) >= CASES and min(self.ratios) > FACTOR
 
-    def verdict(self, *, impl: str = "NAME", level: str = "rounding", check: str = "alarm") -> Verdict:
-        """FAILED when it fired, NOT_RUN below CASES cases unless one of them already clears the implementation."""
-        labels = Labels(level=level, check=check, impl=impl)
+    @property
+    def possible(self) -> bool:
+        """Whether it can still fire: no counted case has cleared the implementation."""
+        return not self.pairs or min(self.ratios) > FACTOR
+
+    def verdict(
+        self, *, case: object = "", impl: str = "NAME", level: str = "rounding", check: str = "alarm"
+    ) -> Verdict:
+        """FAILED when it fired, PASSED when a case has cleared the implementation, else NOT_RUN (too few cases)."""
+        labels = Labels(level=level, check=check, case=str(case), impl=impl)
         count = len(self.pairs)
         if self.fired:
             middle = sorted(self.ratios)[count // 2]
@@ -114,9 +128,6 @@ class Alarm:
                 f"the contract, {middle:.3g} times in the median"
             )
             return labels.failed(note=note, got=f"error ratio {min(self.ratios):.3g} or more", wanted=f"{FACTOR:g}")
-        if count and min(self.ratios) <= FACTOR:
+        if not self.possible:
             return labels.verdict(Status.PASSED, cells=count)
-        message = f"{count} of {CASES} cases that the alarm needs"
-        return labels.verdict(
-            Status.NOT_RUN, message=message, ratio=min(self.ratios, default=math.nan) if count else None
-        )
+        return labels.verdict(Status.NOT_RUN, message=f"only {count} of the {CASES} cases that the alarm needs")
