@@ -179,7 +179,7 @@ def dispatch(words: list[str]) -> int:
     if options.command in ("probe", "compile", "bench"):
         return delegated(options.command, words[words.index(options.command) + 1 :])
     if rest:
-        parser.error(f"unknown argument {rest[0]!r}")
+        raise CommandError(f"unknown argument {rest[0]!r} (see parity {options.command} --help)")
     check_writable(getattr(options, "json", None))
     handler: Any = HANDLERS[options.command]
     return handler(options)
