@@ -50,7 +50,7 @@ def fp8_paged_mqa_dots(
 CONTRACT: dict[str, Any] = {
     "layout": "fp8",
     "stage": "logits",
-    "arithmetic": {"cpu": "ieee", "cuda": "sm_90_e4m3"},
+    "arithmetic": "auto",
     "tail": "-inf",
     "batch_invariant": True,
     "devices": ["cpu", "cuda"],

@@ -1,0 +1,335 @@
+"""A child process that loads and calls a user's function, so that a crash, a hang or a sticky CUDA error ends one case.
+
+The case goes over as its string; the child builds the operands itself. Control messages are JSON lines on two pipes of
+their own (the function may print, read stdin, or close both), results travel in a file.
+"""
+
+import atexit
+import contextlib
+import inspect
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parity.cases import case as cases
+from parity.cases import operands as building
+from parity.run import runner as running
+from parity.run.registry import Implementation, SpecError, resolve_name
+
+START_SECONDS = 180.0
+"""For the child to import torch on a loaded machine; not part of any case's time-out."""
+
+CASE_SECONDS = 60.0
+"""Default time-out of one case: enough for kernels that compile at their first call."""
+
+_BOOT = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
+    "from parity.run.worker import serve; serve(*map(int, sys.argv[2:4]))"
+)
+
+
+class WorkerDied(Exception):
+    """The child ended or did not answer; the message is a sentence for the report."""
+
+
+class Child:
+    """One child process and the pipes to it. Starts on first use, and again after it has been stopped."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._send = self._receive = -1
+
+    def start(self) -> None:
+        """Start the process unless it runs; raises WorkerDied if it does not come up."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.stop()
+        shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self._folder = tempfile.TemporaryDirectory(prefix="parity-", dir=shared)
+        child_reads, self._send = os.pipe()
+        self._receive, child_writes = os.pipe()
+        with open(self.log, "wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-X", "faulthandler", "-c", _BOOT, json.dumps(search_path())]
+                + [str(child_reads), str(child_writes)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(child_reads, child_writes),
+                start_new_session=True,  # what the function starts (compilers) ends with it
+            )
+        os.close(child_reads)
+        os.close(child_writes)
+        self.ask({"op": "hello"}, START_SECONDS)
+
+    @property
+    def log(self) -> Path:
+        """File with what the child printed."""
+        assert self._folder is not None
+        return Path(self._folder.name) / "log"
+
+    def ask(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """Send a message and wait for its answer; WorkerDied if the child ends or `timeout` seconds pass."""
+        try:
+            os.write(self._send, json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            raise WorkerDied(self._obituary()) from error
+        deadline, text = time.monotonic() + timeout, b""
+        while not text.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._receive], [], [], left)[0]:
+                self.stop()
+                raise WorkerDied(f"no answer within {timeout:g} s, the process was stopped")
+            part = os.read(self._receive, 1 << 16)
+            if not part:
+                raise WorkerDied(self._obituary())
+            text += part
+        return json.loads(text)
+
+    def _obituary(self) -> str:
+        assert self._process is not None
+        try:
+            code = self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            code = None
+        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        self.stop()
+        if code is not None and code < 0:
+            with contextlib.suppress(ValueError):
+                what = f"the process was killed by {signal.Signals(-code).name}"
+                return what + (f" ({' | '.join(lines[:3])[:400]})" if lines else "")
+        return f"the process ended with code {code}" + (f" ({lines[-1][:300]})" if lines else "")
+
+    def stop(self) -> None:
+        """End the process, with whatever it started, and remove its folder."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+            os.close(self._send)
+            os.close(self._receive)
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def result_path(self) -> str:
+        """File that a result may be written to."""
+        assert self._folder is not None
+        return str(Path(self._folder.name) / "result.pt")
+
+
+def search_path() -> list[str]:
+    """This process's module path with the current folder moved to its end."""
+    here = {"", ".", os.getcwd()}
+    return [entry for entry in sys.path if entry not in here] + [os.getcwd()]
+
+
+_shared: Child | None = None
+
+
+def shared() -> Child:
+    """The one child of this process, started on first use and stopped at exit; it can serve any number of functions."""
+    global _shared
+    if _shared is None:
+        _shared = Child()
+        atexit.register(_shared.stop)
+    return _shared
+
+
+def describe(spec: str, timeout: float = 120.0) -> dict[str, Any]:
+    """Load a function in the child: its parameter names and its `parity_contract`. SpecError says why it cannot be."""
+    child = shared()
+    try:
+        child.start()
+        answer = child.ask({"op": "describe", "spec": spec}, timeout)
+    except WorkerDied as error:
+        raise SpecError(f"impl: importing {spec} failed: {error}") from error
+    if "problem" in answer:
+        raise SpecError(answer["problem"])
+    return answer
+
+
+class Worker:
+    """Runs an implementation in the child process; the same interface as `runner.InProcess`."""
+
+    def __init__(self, impl: Implementation, device: torch.device, timeout: float = CASE_SECONDS) -> None:
+        if impl.spec is None:
+            raise ValueError(f"{impl.name} is a built-in; a worker needs module:function or path/to/file.py:function")
+        self.impl, self.device, self.timeout = impl, device, timeout
+        self._child = shared()
+
+    def run(self, case: cases.Case, *, measure: bool = False, repeats: int = 1, dry: bool = False) -> running.Outcome:
+        """One case in the child. The operands of the outcome are built here, after the function has answered."""
+        outcome = self._ask(
+            {"op": "run", "case": str(case), "measure": measure, "repeats": repeats, "dry": dry}, repeats
+        )
+        outcome.operands = building.build(case, self.device)
+        return outcome
+
+    def replay(self, wide: cases.Case, narrow: cases.Case) -> running.Outcome:
+        """CUDA graph captured on one case and replayed on another, in the child."""
+        outcome = self._ask({"op": "replay", "wide": str(wide), "narrow": str(narrow)}, 2)
+        outcome.operands = building.build(narrow, self.device)
+        return outcome
+
+    def _ask(self, message: dict[str, Any], calls: int) -> running.Outcome:
+        try:
+            self._child.start()
+            path = self._child.result_path()
+            answer = self._child.ask(
+                message
+                | {"spec": self.impl.spec, "device": str(self.device), "path": path}
+                | {"stage": self.impl.stage, "layout": self.impl.layout}
+                | {"schedule_meta": self.impl.contract.schedule_meta},
+                self.timeout + calls,
+            )
+        except WorkerDied as error:
+            return running.Outcome(error=str(error))
+        fields = answer["outcome"]
+        fields["variants"] = tuple(fields["variants"])
+        tensors = torch.load(path, weights_only=True, map_location=self.device) if answer["tensors"] else {}
+        outcome = running.Outcome(**fields, output=tensors.get("output"))
+        if tensors.get("differing") is not None:
+            outcome.differing = (tensors["run"], tensors["differing"])
+        if outcome.error is not None and self.device.type == "cuda":
+            self._child.stop()  # a CUDA error stays with its process
+        return outcome
+
+    def close(self) -> None:
+        """Stop the child; the next use of any worker starts a new one."""
+        self._child.stop()
+
+
+# ---------------------------------------------------------------------------------------------- in the child process
+
+
+def serve(read: int, write: int) -> None:
+    """Answer messages until the pipe closes."""
+    with os.fdopen(read, "rb") as incoming:
+        for line in incoming:
+            message = json.loads(line)
+            try:
+                answer = _answer(message)
+            except BaseException as error:  # also SystemExit: a function that exits must not look like a clean end
+                answer = {"problem": _problem(message, error)}
+                if message["op"] != "describe":
+                    answer |= {"outcome": _plain(running.Outcome(error=answer["problem"])), "tensors": False}
+            os.write(write, json.dumps(answer).encode() + b"\n")
+    os._exit(0)
+
+
+def _problem(message: dict[str, Any], error: BaseException) -> str:
+    if isinstance(error, SpecError):
+        return str(error)
+    if isinstance(error, SystemExit):
+        return f"the function called sys.exit({error.code!r})"
+    if message["op"] == "describe":
+        return f"impl: importing {message['spec']} failed: {running.sentence(error)}"
+    return running.sentence(error)
+
+
+def _answer(message: dict[str, Any]) -> dict[str, Any]:
+    if message["op"] == "hello":
+        return {"pid": os.getpid()}
+    function = resolve_name(message["spec"])
+    parameters = _parameters(function)
+    if message["op"] == "describe":
+        contract = getattr(function, "parity_contract", None)
+        if contract is not None and not isinstance(contract, dict):
+            raise SpecError(
+                f"impl: parity_contract of {message['spec']} is a {type(contract).__name__}, expected a dict"
+            )
+        return {"parameters": parameters, "contract": _json_only(contract, message["spec"])}
+    impl = _implementation(message, parameters)
+    device = torch.device(message["device"])
+    if message["op"] == "replay":
+        from parity.run.graph import replay
+
+        wide, narrow = cases.parse_case(message["wide"]), cases.parse_case(message["narrow"])
+        outcome = replay(impl, function, wide, narrow, device)
+    else:
+        operands = building.build(cases.parse_case(message["case"]), device)
+        options = {key: message[key] for key in ("measure", "repeats", "dry")}
+        outcome = running.execute(impl, function, operands, **options)
+    tensors = _tensors(outcome)
+    if tensors:
+        torch.save(tensors, message["path"])
+    return {"outcome": _plain(outcome), "tensors": bool(tensors)}
+
+
+def _json_only(contract: Any, spec: str) -> Any:
+    try:
+        return json.loads(json.dumps(contract))
+    except TypeError as error:
+        raise SpecError(
+            f"impl: parity_contract of {spec} must hold strings, numbers, booleans and lists alone: {error}"
+        ) from error
+
+
+def _parameters(function: Any) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # compiled functions without a signature take the convention's arguments
+        return []
+
+
+def _implementation(message: dict[str, Any], parameters: list[str]) -> Implementation:
+    from parity.judge.contract import Contract
+
+    contract = Contract(layout=message["layout"], stage=message["stage"], schedule_meta=message["schedule_meta"])
+    return Implementation(
+        name=message["spec"],
+        stage=message["stage"],
+        layout=message["layout"],
+        contract=contract,
+        parameters=frozenset(parameters),
+        spec=message["spec"],
+    )
+
+
+def _plain(outcome: running.Outcome) -> dict[str, Any]:
+    hidden = ("output", "operands", "differing")
+    return {name: value for name, value in vars(outcome).items() if name not in hidden}
+
+
+def _tensors(outcome: running.Outcome) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if outcome.output is not None:
+        found["output"] = _on_host(outcome.output)
+    if outcome.differing is not None:
+        found["run"], found["differing"] = outcome.differing[0], _on_host(outcome.differing[1])
+    return found
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return tuple(_on_host(item) for item in value)
+    # Cloned: a view would carry its whole storage into the file.
+    return value.detach().cpu().contiguous().clone()
+
+
+def runner_for(impl: Implementation, device: torch.device, timeout: float = CASE_SECONDS) -> running.Runner:
+    """The runner that suits an implementation: in process for a function at hand, else the worker."""
+    return running.InProcess(impl, device) if impl.function is not None else Worker(impl, device, timeout)
+
+
+@contextlib.contextmanager
+def opened(impl: Implementation, device: torch.device, timeout: float = CASE_SECONDS) -> Iterator[running.Runner]:
+    """`runner_for` as a context manager that closes what it opened."""
+    found = runner_for(impl, device, timeout)
+    try:
+        yield found
+    finally:
+        found.close()

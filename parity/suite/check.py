@@ -1,0 +1,164 @@
+"""What a check is, and how one case is asked and judged. Nothing here needs pytest."""
+
+import importlib
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from hypothesis.strategies import SearchStrategy
+
+from parity.cases.case import Case
+from parity.judge.bounds import exact_expected, expected, is_exact_data
+from parity.judge.outcome import Labels, Status, Verdict
+from parity.run.registry import Implementation
+from parity.run.runner import Outcome, Runner
+from parity.suite.profiles import Profile
+
+LEVELS = ("layout", "rounding", "selection", "invariance", "resources")
+
+ORACLE_FLOPS = 2.0e9
+"""Multiplications of the float64 evaluation that one case may cost; beyond it rows are sampled."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question to an implementation.
+
+    level, name   where it stands in the report
+    stages        the stages that it applies to
+    strategy      (implementation, profile, device) -> Hypothesis strategy of cases
+    judge         (runner, case) -> Verdict; stops at the first fault
+    share         part of the level's examples (relative); 0: cases are listed, all of them run
+    accepts       whether a case that came from elsewhere can be judged by this check
+    needs         (implementation, device) -> the reason why it cannot be run, or None
+    shrinks       whether a failure is worth shrinking (not where the shape itself is the question)
+    """
+
+    level: str
+    name: str
+    stages: tuple[str, ...]
+    strategy: Callable[[Implementation, Profile, torch.device], SearchStrategy[Case]]
+    judge: Callable[[Runner, Case], Verdict]
+    share: float = 1.0
+    accepts: Callable[[Case], bool] = lambda case: True
+    needs: Callable[[Implementation, torch.device], str | None] = lambda impl, device: None
+    shrinks: bool = True
+
+    @property
+    def weight(self) -> float:
+        """Its part of a time budget, relative to other checks; listed cases need some too."""
+        return max(self.share, 0.2)
+
+    @property
+    def id(self) -> str:
+        """`level/name`, as reports write it."""
+        return f"{self.level}/{self.name}"
+
+
+def all_checks(*, levels: Iterable[str] = LEVELS, stage: str | None = None) -> list[Check]:
+    """Every check of the levels, in order; those of one stage if it is given."""
+    found: list[Check] = []
+    for level in levels:
+        if level not in LEVELS:
+            raise ValueError(f"level: expected one of {', '.join(LEVELS)}, got {level!r}")
+        found += importlib.import_module(f"parity.suite.{level}").CHECKS
+    return [check for check in found if stage is None or stage in check.stages]
+
+
+def find_check(name: str) -> Check:
+    """The check called `level/name` (or `level.name`); ValueError lists what there is."""
+    known = {check.id: check for check in all_checks()}
+    if name.replace(".", "/") not in known:
+        raise ValueError(f"check: expected one of {', '.join(known)}, got {name!r}")
+    return known[name.replace(".", "/")]
+
+
+def examples_of(check: Check, total: int, stage: str) -> int:
+    """How many of a level's examples go to one check."""
+    shares = sum(other.share for other in all_checks(levels=[check.level], stage=stage))
+    # The margin makes up for cases that Hypothesis draws twice.
+    return max(1, -(-int(total * 1.04 * check.share) // max(1, int(shares)))) if check.share else 1000
+
+
+def judge_one(check: Check, runner: Runner, case: Case) -> Verdict | None:
+    """One check on one case from elsewhere; None if the check does not take such a case, not run if it cannot here."""
+    if runner.impl.stage not in check.stages or case.stage != runner.impl.stage or not check.accepts(case):
+        return None
+    reason = runner.impl.absent or check.needs(runner.impl, runner.device)
+    if reason:
+        return Verdict(Status.NOT_RUN, check.level, check.name, message=reason, case=str(case))
+    return check.judge(runner, case)
+
+
+def judge_case(runner: Runner, case: Case, checks: Iterable[Check] | None = None) -> list[Verdict]:
+    """Every verdict on one case: of all checks that take it, or of those given."""
+    found = (judge_one(check, runner, case) for check in (checks or all_checks(stage=case.stage)))
+    return [verdict for verdict in found if verdict is not None]
+
+
+# ------------------------------------------------------------------------------------------------ parts of a judgement
+
+
+def said(impl: Implementation) -> str:
+    """What follows `--impl` in a repro line: the implementation with the options that it was chosen by."""
+    return shlex.join(impl.arguments[1:]) if impl.arguments else shlex.quote(impl.name)
+
+
+def labels(runner: Runner, check: str, case: Case) -> Labels:
+    """The labels that comparators write on verdicts; `check` is `level/name`."""
+    level, _, name = check.partition("/")
+    return Labels(level=level, check=name, case=str(case), impl=said(runner.impl))
+
+
+def named(runner: Runner, check: str) -> dict[str, Any]:
+    """The keyword arguments by which comparators take those labels."""
+    level, _, name = check.partition("/")
+    return {"impl": said(runner.impl), "level": level, "check": name}
+
+
+def complaint(runner: Runner, check: str, case: Case, outcome: Outcome) -> Verdict | None:
+    """The verdict on a call that gave nothing to judge, or None."""
+    made = labels(runner, check, case)
+    if outcome.error is not None:
+        return replace(made.verdict(Status.ERROR), message=f"{outcome.error}; {made.repro}")
+    if outcome.defect is not None:
+        return made.failed(note=outcome.defect)
+    if outcome.unsupported is not None:
+        return replace(made.verdict(Status.UNSUPPORTED), message=outcome.unsupported)
+    return None
+
+
+def verdict(runner: Runner, check: str, case: Case, status: Status, message: str = "", **fields: Any) -> Verdict:
+    """A verdict that no comparator made: its message is the given sentence and the repro line."""
+    made = labels(runner, check, case)
+    text = f"{message}; {made.repro}" if message and status is not Status.PASSED else message
+    return replace(made.verdict(status, **fields), message=text)
+
+
+def sampled_rows(case: Case, budget: float = ORACLE_FLOPS) -> torch.Tensor | None:
+    """Rows for the float64 evaluation: None (all) where that is cheap, else ends, page borders and a seeded draw."""
+    lengths = [length for request in case.lengths for length in request]
+    cost = max(1.0, 128.0 * case.heads * max(1, max(lengths, default=1)))
+    if cost * len(lengths) <= budget:
+        return None
+    keep = max(4, int(budget / cost))
+    if keep >= len(lengths):
+        return None
+    order = sorted(range(len(lengths)), key=lambda row: (lengths[row] % 64 not in (0, 1, 63), lengths[row]))
+    generator = torch.Generator().manual_seed(case.seed)
+    drawn = torch.randperm(len(lengths), generator=generator)[:keep].tolist()
+    chosen = {0, len(lengths) - 1, order[0], order[-1], *drawn}
+    return torch.tensor(sorted(chosen)[: keep + 4], dtype=torch.int64)
+
+
+def oracle(outcome: Outcome, runner: Runner, case: Case) -> tuple[Any, bool]:
+    """(expected, exact): the exact logits of the sampled rows, with bound zero where the data are exact."""
+    rows = sampled_rows(case)
+    if rows is not None:
+        rows = rows.to(runner.device)
+    operands, contract = outcome.operands, runner.impl.contract
+    if is_exact_data(operands, contract, rows):
+        return exact_expected(operands, contract, rows), True
+    return expected(operands, contract, rows), False

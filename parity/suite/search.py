@@ -1,0 +1,121 @@
+"""One check on one implementation: draw cases, stop at the first fault, shrink it, and say what was found."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from hypothesis import find
+from hypothesis.errors import NoSuchExample
+
+from parity.cases.case import Case
+from parity.cases.reducer import reduce_case
+from parity.judge.outcome import Status, Verdict, merge
+from parity.run.runner import Runner
+from parity.suite.check import Check, examples_of, verdict
+from parity.suite.profiles import Profile
+
+BAD = (Status.FAILED, Status.ERROR)
+
+
+class _Stop(BaseException):
+    """Leaves Hypothesis at once; it lets pass what is no Exception."""
+
+
+@dataclass
+class Finding:
+    """What a check found out: its verdict, the number of cases judged, the worst case that passed, the time it took."""
+
+    verdict: Verdict
+    examples: int
+    worst_case: str = ""
+    seconds: float = 0.0
+    first_case: str = field(default="")
+
+
+def run_check(
+    check: Check,
+    runner: Runner,
+    profile: Profile,
+    *,
+    seconds: float | None = None,
+    note: Callable[[Case, Verdict], None] | None = None,
+) -> Finding:
+    """Draw the check's cases until one fails, the examples are used up, or `seconds` have passed.
+
+    A failure is shrunk by Hypothesis and then by the reducer of cases, each within the profile's limits; a crash or a
+    time-out is reported as it is, since every repetition of it may cost a process. `note` sees every case judged.
+    """
+    impl, started = runner.impl, time.monotonic()
+    reason = impl.absent or check.needs(impl, runner.device)
+    if reason:
+        return Finding(verdict(runner, check.id, Case(()), Status.NOT_RUN, reason), 0)
+    strategy = check.strategy(impl, profile, runner.device)
+    verdicts: list[Verdict] = []
+    memory: dict[str, bool] = {}
+    bad: list[tuple[Case, Verdict]] = []
+    limit = started + seconds if seconds is not None else None
+
+    def fails(case: Case) -> bool:
+        key = str(case)
+        if key in memory:
+            return memory[key]
+        now = time.monotonic()
+        if limit is not None and now > limit and (verdicts or bad):
+            raise _Stop
+        found = check.judge(runner, case)
+        if note is not None:
+            note(case, found)
+        if not bad:
+            verdicts.append(found)
+            memory[key] = found.status in BAD
+        else:
+            memory[key] = found.status is bad[0][1].status
+        if memory[key]:
+            bad.append((case, found))
+            if found.status is Status.ERROR or not check.shrinks:
+                raise _Stop
+        return memory[key]
+
+    deadline: list[float] = []
+
+    def condition(case: Case) -> bool:
+        if bad and not deadline:
+            deadline.append(time.monotonic() + profile.shrink_seconds)
+        if deadline and time.monotonic() > deadline[0]:
+            raise _Stop
+        return fails(case)
+
+    names = (impl.name, check.level, check.name)
+    with contextlib.suppress(NoSuchExample, _Stop):
+        find(
+            strategy,
+            condition,
+            settings=profile.settings(examples_of(check, profile.examples, impl.stage)),
+            random=profile.source(*names),
+            database_key="/".join(names).encode() if profile.database else None,
+        )
+    if not bad:
+        worst = max((v for v in verdicts if v.ratio is not None), key=lambda v: v.ratio or 0.0, default=None)
+        return Finding(
+            merge(verdicts, impl.contract),
+            len(verdicts),
+            worst.case if worst is not None else "",
+            time.monotonic() - started,
+        )
+    first = str(bad[0][0])
+    case, final = min(bad, key=lambda pair: _size(pair[0]))
+    if final.status is Status.FAILED and check.shrinks:
+        limit, deadline[:] = None, [time.monotonic() + profile.shrink_seconds]
+        with contextlib.suppress(_Stop):
+            reduce_case(case, condition, profile.reduce_calls)
+        case, final = bad[-1]  # every success of the reducer is a smaller case than the one before
+    total = merge(verdicts, impl.contract)
+    return Finding(
+        replace(final, resolution=total.resolution), len(verdicts), final.case, time.monotonic() - started, first
+    )
+
+
+def _size(case: Case) -> tuple[int, int, int, int]:
+    lengths = [length for request in case.lengths for length in request]
+    return (len(lengths), sum(-(-length // 64) for length in lengths), sum(lengths), len(str(case)))

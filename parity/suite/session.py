@@ -1,0 +1,197 @@
+"""One session of the suite: who is judged under which profile, and the record of what each check found.
+
+`Session` runs checks in whichever process it lives; `Record` collects their rows in the process that reports, so that
+the same code serves one process and pytest-xdist. The rows' fields are those that `parity gate --json` documents.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from parity.judge.outcome import Status
+from parity.run import registry
+from parity.run.device import provenance
+from parity.run.registry import Implementation
+from parity.run.runner import Runner
+from parity.run.worker import runner_for
+from parity.suite.check import Check, all_checks
+from parity.suite.profiles import Profile
+from parity.suite.search import Finding, run_check
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Session:
+    """The implementations under judgement, the device and the profile; runners are opened when first needed."""
+
+    implementations: dict[str, Implementation]
+    device: torch.device
+    profile: Profile
+    processes: int = 1
+    _runners: dict[str, Runner] = field(default_factory=dict)
+
+    def pairs(self, level: str) -> list[tuple[Implementation, Check]]:
+        """What is to be judged at a level: every check of each implementation's stage."""
+        return [
+            (impl, check)
+            for impl in self.implementations.values()
+            for check in all_checks(levels=[level], stage=impl.stage)
+        ]
+
+    def runner(self, impl: Implementation) -> Runner:
+        """The runner of an implementation, one a session."""
+        if impl.name not in self._runners:
+            self._runners[impl.name] = runner_for(impl, self.device, self.profile.case_seconds)
+        return self._runners[impl.name]
+
+    def judge(self, impl: Implementation, check: Check, weight: float | None = None) -> Row:
+        """Run one check and return its row; `weight` is its part of the session's time budget, if there is one."""
+        seconds = None
+        if self.profile.seconds is not None and weight is not None:
+            seconds = self.profile.seconds * self.processes * weight
+        if impl.absent:
+            finding = absent(impl, check)
+        else:
+            finding = run_check(check, self.runner(impl), self.profile, seconds=seconds)
+        return row(impl, check, finding)
+
+    def header(self) -> list[str]:
+        """The lines that say what is judged, where and how."""
+        found = provenance(self.device)
+        kernels = "interpreted" if found["interpreted"] else "compiled"
+        lines = [
+            f"parity: {found['architecture']} ({found['device']}), torch {found['torch']}, triton {found['triton']} "
+            f"({kernels}), profile {self.profile.name}, seed {self.profile.seed}"
+        ]
+        for impl in self.implementations.values():
+            how = "in process" if impl.function is not None else "in a worker process"
+            route = f", route {impl.kernel}" if impl.route is not None else ""
+            where = f"not here: {impl.absent}" if impl.absent else how
+            contract = f"{impl.layout}, " if impl.stage == "logits" else ""
+            dot = f"dot {impl.contract.describe_dot()}, " if impl.stage == "logits" else ""
+            lines.append(f"parity: {impl.name}: {impl.stage}, {contract}{dot}{where}{route}")
+        return lines
+
+    def describe(self) -> dict[str, Any]:
+        """Facts for the report's head; JSON types only."""
+        return {
+            "profile": self.profile.name,
+            "seed": self.profile.seed,
+            "device": self.device.type,
+            "provenance": provenance(self.device),
+            "implementations": {
+                impl.name: {
+                    "stage": impl.stage,
+                    "layout": impl.layout if impl.stage == "logits" else None,
+                    "dot": impl.contract.describe_dot() if impl.stage == "logits" else None,
+                    "absent": impl.absent,
+                }
+                for impl in self.implementations.values()
+            },
+        }
+
+    def close(self) -> None:
+        """Stop worker processes."""
+        for runner in self._runners.values():
+            runner.close()
+        self._runners.clear()
+
+
+def absent(impl: Implementation, check: Check) -> Finding:
+    """The finding on an implementation that cannot run here."""
+    from parity.judge.outcome import Verdict
+
+    return Finding(Verdict(Status.NOT_RUN, check.level, check.name, message=impl.absent or "absent"), 0)
+
+
+def open_session(
+    *,
+    impl: str | None,
+    layout: str | None,
+    stage: str | None,
+    contract: str | None,
+    device: torch.device,
+    profile: Profile,
+    processes: int = 1,
+) -> Session:
+    """A session for one named implementation, or for the built-in ones that layout and stage leave.
+
+    ValueError (SpecError) with one sentence if an implementation cannot be loaded or nothing is left.
+    """
+    if impl is not None:
+        found = {impl: registry.load(impl, layout, stage, contract, device)}
+    else:
+        if contract is not None:
+            raise registry.SpecError("contract: a contract belongs to one implementation, so name it with --impl")
+        found = {
+            name: each
+            for name, each in registry.builtin(device).items()
+            if stage in (None, each.stage) and (layout is None or each.stage == "topk" or layout == each.layout)
+        }
+        if layout is not None and stage is None:
+            found = {name: each for name, each in found.items() if each.stage == "logits"}
+        if not found:
+            raise registry.SpecError(f"no built-in implementation has stage {stage} and layout {layout}")
+    return Session(found, device, profile, processes)
+
+
+def row(impl: Implementation, check: Check, finding: Finding) -> Row:
+    """A finding as a row of the report; JSON types only."""
+    verdict = finding.verdict
+    return {
+        "implementation": impl.name,
+        "stage": impl.stage,
+        "layout": impl.layout if impl.stage == "logits" else None,
+        "level": check.level,
+        "check": check.name,
+        "status": str(verdict.status),
+        "examples": finding.examples,
+        "cells": verdict.cells,
+        "worst_ratio": verdict.ratio,
+        "worst_case": finding.worst_case or None,
+        "resolution": verdict.resolution,
+        "undecided": verdict.undecided,
+        "seconds": round(finding.seconds, 3),
+        "message": verdict.message or verdict.note,
+        "case": verdict.case or None,
+        "repro": verdict.repro or None,
+        "first_case": finding.first_case or None,
+        "where": dict(verdict.where),
+    }
+
+
+def crashed(name: str, level: str, check: str, message: str) -> Row:
+    """The row of a check whose process died."""
+    return {
+        "implementation": name,
+        "level": level,
+        "check": check,
+        "status": str(Status.ERROR),
+        "examples": 0,
+        "message": message,
+    }
+
+
+@dataclass
+class Record:
+    """Rows in the order in which they came."""
+
+    rows: list[Row] = field(default_factory=list)
+    started: float = field(default_factory=time.time)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Append rows."""
+        self.rows.extend(rows)
+
+    def report(self, head: dict[str, Any]) -> dict[str, Any]:
+        """The whole report: head, times and rows."""
+        return {
+            **head,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started)),
+            "duration": round(time.time() - self.started, 1),
+            "rows": self.rows,
+        }
