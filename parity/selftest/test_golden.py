@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,15 +29,23 @@ SMALL = {
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """Goldens of the small cases, made once."""
+    place = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CI", raising=False)
+        golden.regenerate(place, SMALL)
+        golden.accept(place)
+    return place
+
+
 @pytest.fixture
-def folder(tmp_path, monkeypatch) -> Path:
-    """A folder with accepted goldens of three small cases."""
+def folder(made, tmp_path, monkeypatch) -> Path:
+    """A folder of the test's own with accepted goldens of three small cases."""
     monkeypatch.setattr(golden, "CASES", SMALL)
     monkeypatch.delenv("CI", raising=False)
-    place = tmp_path / "fixtures" / "golden"
-    golden.regenerate(place)
-    golden.accept(place)
-    return place
+    return Path(shutil.copytree(made, tmp_path / "fixtures" / "golden"))
 
 
 def logits_of(function, name="own") -> Implementation:
