@@ -196,7 +196,7 @@ class CompressorState:
 
 
 class PublishedState:
-    """The published module's buffers: kv and score float32 [B, 8, 256], rows 0..3 the last window, 4..7 the current one.
+    """The published module's buffers: kv and score float32 [B, 8, 256], rows 0..3 the last window, 4..7 the current.
 
     Like the published code it has two calls only, a prefill from position 0 and a decode of one token, and a prompt of
     fewer than four tokens does not write rows 0..3: without `reset`, key 0 of a second sequence then pools the window
@@ -213,7 +213,7 @@ class PublishedState:
         self.score.fill_(-torch.inf)
 
     def prefill(self, kv: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
-        """Take a prompt [B, S, 256] (score with ape); return its windows [B, S // 4, 8, 128], no overlap in the first."""
+        """Take a prompt [B, S, 256] (score with ape); return its windows [B, S // 4, 8, 128], the first alone."""
         cut = kv.shape[1] // RATIO * RATIO
         for state, rows in ((self.kv, kv), (self.score, score)):
             if cut:

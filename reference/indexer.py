@@ -71,11 +71,11 @@ class IndexerParams:
     def to(self, device: torch.device | str) -> Self:
         """The same weights on another device."""
         held = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return type(self)(**{name: None if x is None else x.to(device) for name, x in held.items()})
+        return dataclasses.replace(self, **{name: x.to(device) for name, x in held.items() if x is not None})
 
 
 class Query(NamedTuple):
-    """Query stages: projected, rotated, transformed, quantised (bfloat16 [..., H, 128]); exponents int16 [..., H, 4]."""
+    """Query stages: projected, rotated, transformed, fp4 (bfloat16 [..., H, 128]); exponents int16 [..., H, 4]."""
 
     proj: Tensor
     roped: Tensor

@@ -44,7 +44,7 @@ def project_bfloat16(x: Tensor, weight: Tensor, how: str = "exact") -> Tensor:
 
 
 def quantise_activation(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Published fp8 quantiser of bfloat16 [..., K], blocks of 128: e4m3 bytes uint8 [..., K], exponents [..., K/128]."""
+    """Published fp8 quantiser of bfloat16 [..., K], blocks of 128: e4m3 uint8 [..., K], exponents [..., K/128]."""
     blocks = x.unflatten(-1, (-1, _BLOCK))
     exponent = formats.fp8_pow2_exponent(blocks)
     # Dividing by a power of two is exact in float64, so the only rounding is the one to e4m3.
@@ -52,7 +52,7 @@ def quantise_activation(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def project_fp8(x: Tensor, weight: Tensor, weight_exponent: Tensor, how: str = "exact") -> Tensor:
-    """Published fp8 product: x bfloat16 [..., K], weight e4m3 [N, K], exponents int [N/128, K/128] -> bfloat16 [..., N].
+    """Published fp8 product: x bfloat16 [..., K], weight e4m3 [N, K], exponents [N/128, K/128] -> bfloat16 [..., N].
 
     Per block of 128 along K a float32 partial sum, times the two powers of two, added in float32; then one rounding.
     """
