@@ -273,9 +273,11 @@ def _build_pool(case: Case, plan: Placement, device: torch.device) -> tuple[Tens
     for at in range(0, plan.used, step):
         part = slice(at, min(at + step, plan.used))
         drawn = _draw_pages(case, plan.owner[part], plan.page[part], device)
-        partial = plan.visible[part] < PAGE
-        if partial.any():
-            drawn = _hide(case, drawn, plan.visible[part], plan.physical[part], pattern, device)
+        partial = np.flatnonzero(plan.visible[part] < PAGE)
+        if len(partial):
+            some = torch.from_numpy(partial).to(device)
+            where = at + partial
+            drawn[some] = _hide(case, drawn[some], plan.visible[where], plan.physical[where], pattern, device)
         pages[torch.from_numpy(plan.physical[part]).to(device)] = drawn
     for at in range(0, len(spare), step):
         chosen = spare[at : at + step]
@@ -331,7 +333,7 @@ def _slot_of_byte(layout: str, device: torch.device) -> Tensor:
 def _poison_page(case: Case, device: torch.device) -> Tensor:
     page = torch.full((case.page_bytes,), POISON_BYTE[case.poison], dtype=torch.uint8, device=device)
     if case.layout == "fp4" and case.poison == "huge":
-        page[PAGE * DIM // 2 :] = 0xFE  # 2^127
+        page[PAGE * DIM // 2 :] = 0xFC  # 2^125: six times it is still finite in float32
     return page
 
 

@@ -31,8 +31,6 @@ RENAMED: tuple[tuple[str, tuple], ...] = (
     ("row_ids", (None,)),
     ("request_ids", (None,)),
     ("page_ids", (None,)),
-    ("only_keys", (None,)),
-    ("only_heads", (None,)),
     ("seed", (0, 1)),
 )
 
@@ -110,17 +108,16 @@ class _Search:
 
 
 def _fewer(items: Sequence, keep: Callable[[list], bool]) -> None:
-    """Drops halves, quarters, ... single items as long as `keep` accepts the rest; never drops the last one."""
+    """Drops halves, quarters, ... single items, last ones first, as long as `keep` accepts a rest that is not empty."""
     kept = list(items)
     size = len(kept) // 2
     while size:
-        at = 0
-        while at < len(kept):
-            rest = kept[:at] + kept[at + size :]
+        stop = len(kept)
+        while stop > 0:
+            rest = kept[: max(0, stop - size)] + kept[stop:]
             if rest and keep(rest):
                 kept = rest
-            else:
-                at += size
+            stop -= size
         size //= 2
 
 

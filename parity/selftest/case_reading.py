@@ -1,0 +1,68 @@
+"""What the tests of cases share: a slow, plain reader of what each row sees, and the strategy they draw from."""
+
+from typing import NamedTuple
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from parity.cases.case import LAYOUTS, Case
+from parity.cases.operands import Operands
+from parity.cases.strategies import paged_cases
+from reference.pages import byte_pages, read_keys
+
+
+class Row(NamedTuple):
+    """What one row of the batch computes with, as bits: query, weights and its keys in logical order."""
+
+    query: Tensor
+    weights: Tensor
+    keys: Tensor
+    scales: Tensor | None
+
+
+def bits(x: Tensor) -> Tensor:
+    """The bytes of a tensor, for comparisons that see NaN payloads and signs of zero."""
+    return x.contiguous().view(torch.uint8)
+
+
+def slots_of(operands: Operands, row: int) -> Tensor:
+    """Slots of a row's keys in logical order, read from the block table alone."""
+    request, inner = divmod(row, operands.case.next_n)
+    keys = torch.arange(int(operands.context_lens[request, inner]))
+    pages = operands.block_table[request].to(torch.int64)[keys // 64]
+    return pages * 64 + keys % 64
+
+
+def read_row(operands: Operands, row: int) -> Row:
+    """The row's operands, through q, weights, lengths, table and pool as a kernel finds them."""
+    request, inner = divmod(row, operands.case.next_n)
+    keys, scales = read_keys(operands.kv_cache, operands.case.layout, slots_of(operands, row))
+    return Row(
+        bits(operands.q[request, inner]),
+        bits(operands.weights[row]),
+        bits(keys),
+        None if scales is None else bits(scales),
+    )
+
+
+def same_row(left: Row, right: Row) -> bool:
+    """Whether two rows compute with the same bits."""
+    return all(
+        (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+def slot_bytes_of(operands: Operands) -> Tensor:
+    """Bytes of every slot of the pool, uint8 [slots, bytes a slot]: its values, then its scale."""
+    layout = operands.case.layout
+    pages = byte_pages(operands.kv_cache, layout)
+    payload = {"bf16": 256, "fp8": 128, "fp4": 64}[layout]
+    values = pages[:, : 64 * payload].reshape(-1, payload)
+    return torch.cat([values, pages[:, 64 * payload :].reshape(len(values), -1)], 1)
+
+
+def any_paged_case() -> st.SearchStrategy[Case]:
+    """Small cases of all layouts, with all that a case can vary."""
+    return st.one_of([paged_cases(layout=layout, min_rows=0, max_pages=3) for layout in LAYOUTS])
