@@ -118,6 +118,9 @@ class Grouped:
     known_order: bool = True
 
     def __post_init__(self) -> None:
+        # In units of the last kept bit an addend is below 2**(kept + 2), a product of significands being below 4. So
+        # group + 1 addends add up to less than 1025 * 2**42 < 2**53 units under these limits: float64 holds every
+        # partial sum exactly, whatever the order of its own summation.
         for name, low, high in (("group", 1, 1024), ("kept", 1, 40), ("final", 1, 40)):
             value = getattr(self, name)
             if type(value) is not int or not low <= value <= high:
@@ -130,14 +133,6 @@ class Grouped:
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
-        # In units of the last kept bit an addend is below 2**(kept + 2) (a product of significands is below 4), so
-        # group + 1 of them
-        # add up below this many bits: float64 then holds every partial sum exactly, whatever the order of its own
-        # summation.
-        if self.kept + 2 + math.log2(self.group + 1) > 53:
-            raise ValueError(
-                f"kept {self.kept} with group {self.group} needs more than float64's 53 bits to evaluate exactly"
-            )
 
     def __str__(self) -> str:
         changed = [
