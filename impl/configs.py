@@ -1,7 +1,8 @@
 """Launch configurations of the Triton kernels by architecture, layout and heads, and the choice among them for a call.
 
-No configuration may change a result's bits: warps lie along the keys alone, which on `mma.sync` architectures
-(sm_80, sm_12x) needs `block >= columns * num_warps / 2` (Triton's own rule for placing warps).
+No configuration may change a result's bits, so all of one architecture, layout and head count add the heads in the same
+order. With wgmma and tcgen05 warps lie along the keys alone and the order follows the head count; with `mma.sync`
+(sm_80, sm_12x) warps share the heads out by tile, so that the tile is the same everywhere. Compiling them checks it.
 """
 
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ def supports(arch: int, layout: str) -> bool:
 
 def _columns(fam: str) -> int:
     """Most columns (rows times heads) of a tile."""
-    return {"interpreter": 128, "sm80": 64, "sm90": 128, "sm100": 128, "sm120": 64}[fam]
+    return {"interpreter": 128, "sm80": 64, "sm90": 128, "sm100": 64, "sm120": 64}[fam]
 
 
 def _decode(fam: str, layout: str, heads: int, row_tile: int) -> Config:
@@ -85,7 +86,7 @@ def _decode(fam: str, layout: str, heads: int, row_tile: int) -> Config:
     block, warps, stages = {
         "interpreter": (128, 1, 1),
         "sm80": (128, 4, 3),
-        "sm90": (128, 4, 2 if wide else 3),
+        "sm90": (64, 4, 4) if wide else (128, 4, 3),
         "sm100": (128, 4, 3),
         "sm120": (128, 4, 2),
     }[fam]
@@ -107,8 +108,9 @@ def _prefill(fam: str, layout: str, heads: int, row_tile: int) -> Config:
 def configurations(arch: int, layout: str, heads: int) -> tuple[Config, ...]:
     """Every configuration that `plan` can pick on this architecture: narrow decode, wide decode, prefill."""
     fam = family(arch)
-    least = max(1, 16 // heads)
-    most = max(least, _columns(fam) // heads)
+    most = _columns(fam) // heads
+    # On `mma.sync` the order of the head sum follows the number of columns, so that there is only one.
+    least = most if fam in ("sm80", "sm120") else max(1, 16 // heads)
     found = [_decode(fam, layout, heads, least)]
     if most > least:
         found.append(_decode(fam, layout, heads, most))

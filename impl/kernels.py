@@ -11,13 +11,16 @@ import triton.language as tl
 from impl.tiles import (
     BF16_UNIT,
     FP8_UNIT,
+    PAGE_SLOTS,
     dots,
     head_sum,
     load_keys,
     load_lengths,
+    load_page,
     load_queries,
     load_scales,
     load_weights,
+    pair_base,
     store_dots,
     store_rows,
     tile_base,
@@ -73,9 +76,12 @@ def decode(
         if FP8:
             base = tile_base(table, first, longest, page_stride, UNIT, BLOCK)
             scales = load_scales(kv_cache, base, first, longest, BLOCK)
+        # Page ids are carried from trip to trip: a load that waits for another load in the same trip is not pipelined.
+        page = load_page(table, first, longest)
+        second = load_page(table, first + PAGE_SLOTS, longest) if BLOCK > PAGE_SLOTS else page
         for tile in tl.range(0, TILES if INTERPRET else tiles):
             key0 = first + tile * BLOCK
-            base = tile_base(table, key0, longest, page_stride, UNIT, BLOCK)
+            base = pair_base(page, second, page_stride, UNIT, BLOCK)
             keys = load_keys(kv_cache, base, key0, longest, FP8, BLOCK, INTERPRET)
             coming = scales
             if FP8:
@@ -88,6 +94,8 @@ def decode(
                 total = head_sum(s, head_weights, scales, FP8, BLOCK, ROW_TILE, HEADS)
                 store_rows(row_out, total, lengths, row0, next_n, key0, fill, out_stride, BLOCK, ROW_TILE)
             scales = coming
+            page = load_page(table, key0 + BLOCK, longest)
+            second = load_page(table, key0 + BLOCK + PAGE_SLOTS, longest) if BLOCK > PAGE_SLOTS else page
     else:
         if fill > 0:
             nothing = tl.zeros([BLOCK, ROW_TILE], dtype=tl.float32)

@@ -1,8 +1,8 @@
 """Device code that both Triton kernels share: where a tile of keys lies, its dot with the queries, the head sum.
 
-A tile is `[BLOCK keys, 128] x [128, N]` with N = ROW_TILE * HEADS columns: keys along M, heads along N. The head sum
-then runs inside a thread and inside a quad of lanes, never across warps, so that its order depends on the number of
-heads alone and a row has the same bits under every launch configuration.
+A tile is `[BLOCK keys, 128] x [128, N]` with N = ROW_TILE * HEADS columns: keys along M, heads along N. On wgmma the
+head sum then runs inside a thread and inside a quad of lanes, never across warps, so that its order depends on the
+number of heads alone and a row has the same bits under every launch configuration.
 """
 
 import triton
@@ -22,16 +22,30 @@ FP8_UNIT = tl.constexpr(16)
 
 
 @triton.jit
+def load_page(table, key, longest):
+    """Physical page of logical key `key`; past `longest` the entry may be anything and is not loaded."""
+    return tl.load(table + key // PAGE_SLOTS, mask=key < longest, other=0)
+
+
+# Both functions choose among page ids and multiply afterwards: through a choice among offsets the compiler would lose
+# sight of their alignment.
+@triton.jit
+def pair_base(page, second, page_stride, UNIT: tl.constexpr, BLOCK: tl.constexpr):
+    """Element offset of the page behind each key, int64 [BLOCK], of a tile of one page or of two."""
+    pages = tl.zeros([BLOCK], dtype=tl.int32) + page
+    if BLOCK > PAGE_SLOTS:
+        pages = tl.where(tl.arange(0, BLOCK) < PAGE_SLOTS, pages, second)
+    return pages.to(tl.int64) * (page_stride * UNIT)
+
+
+@triton.jit
 def tile_base(table, key0, longest, page_stride, UNIT: tl.constexpr, BLOCK: tl.constexpr):
-    """Element offset of the page behind each key of the tile, int64 [BLOCK]. Unreadable entries are never loaded."""
+    """The same for a tile of any number of pages, read from the block table on the spot."""
     slot = tl.arange(0, BLOCK)
-    page0 = key0 // PAGE_SLOTS
-    entry = tl.load(table + page0, mask=key0 < longest, other=0)
-    base = tl.zeros([BLOCK], dtype=tl.int64) + entry.to(tl.int64) * (page_stride * UNIT)
+    pages = tl.zeros([BLOCK], dtype=tl.int32) + load_page(table, key0, longest)
     for i in tl.static_range(1, BLOCK // PAGE_SLOTS):
-        entry = tl.load(table + page0 + i, mask=key0 + i * PAGE_SLOTS < longest, other=0)
-        base = tl.where(slot >= i * PAGE_SLOTS, entry.to(tl.int64) * (page_stride * UNIT), base)
-    return base
+        pages = tl.where(slot >= i * PAGE_SLOTS, load_page(table, key0 + i * PAGE_SLOTS, longest), pages)
+    return pages.to(tl.int64) * (page_stride * UNIT)
 
 
 @triton.jit
