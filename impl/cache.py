@@ -10,12 +10,11 @@ VARIABLE = "INDEXER_PARITY_CACHE"
 
 
 def folder(kind: str) -> Path:
-    """Folder for files of a kind; INDEXER_PARITY_CACHE moves it, else it lies in the user's cache folder. Not created."""
+    """Folder for files of a kind, not created: in the user's cache folder, or where INDEXER_PARITY_CACHE says."""
     given = os.environ.get(VARIABLE)
-    base = (
-        Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "indexer-parity"
-    )
-    return base / kind
+    if given:
+        return Path(given) / kind
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "indexer-parity" / kind
 
 
 def digest(*parts: object) -> str:

@@ -18,8 +18,8 @@ named twice, whose content would be either token's.
 """
 
 import ctypes
+import functools
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ class _TorchStream:
         return (0, self._handle)
 
 
-@lru_cache(maxsize=None)
+@functools.cache
 def _kernel(variant: Variant, index: int) -> Any:
     """The loaded kernel for a device; compiled on first use."""
     from cuda.core import ObjectCode

@@ -1,10 +1,10 @@
 """Compiles the fused store for one GPU architecture with NVRTC, through cuda.core: no toolkit and no GPU needed. Cubins
 are kept on disk, keyed by the source, the headers, the options, the compiler and the architecture."""
 
+import functools
 import io
 import json
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class Compiled:
     log: str
 
 
-@lru_cache(maxsize=None)
+@functools.cache
 def missing() -> str | None:
     """What is not installed that compiling needs, with the remedy; None if all is there."""
     for module, package in (("cuda.core", "cuda-core"), ("cuda.bindings.nvrtc", "cuda-bindings")):
@@ -67,7 +67,7 @@ def missing() -> str | None:
     return None
 
 
-@lru_cache(maxsize=None)
+@functools.cache
 def nvrtc_version() -> str:
     """Version of the compiler library, such as 13.0."""
     from cuda.bindings import nvrtc
@@ -78,7 +78,7 @@ def nvrtc_version() -> str:
     return f"{major}.{minor}"
 
 
-@lru_cache(maxsize=None)
+@functools.cache
 def include_folders() -> tuple[str, ...] | None:
     """Folder of the CUDA headers, from the pip packages or an installed toolkit, or None."""
     try:
@@ -100,7 +100,7 @@ def _from_distribution() -> tuple[str, ...] | None:
     return None
 
 
-@lru_cache(maxsize=None)
+@functools.cache
 def header_digest(folder: str) -> str:
     """Digest of the headers whose code ends up in the kernels."""
     return cache.digest(*[(Path(folder) / name).read_bytes() for name in HEADERS if (Path(folder) / name).is_file()])
