@@ -92,6 +92,9 @@ class Contract:
             raise ValueError(
                 "contract key 'dot_verified' needs a grouped arithmetic; an ieee dot of free order has no exact model"
             )
+        if isinstance(self.arithmetic, Grouped) and self.operand_dtype is not None:
+            # A grouped cut depends on the rounded operands' exponents; a core that keeps 24 bits meets the ieee bound.
+            raise ValueError("contract key 'operand_dtype' needs an ieee arithmetic, got " + str(self.arithmetic))
         for key in _DTYPE_KEYS:
             value = getattr(self, key)
             if value is not None and value not in DTYPES.values():

@@ -9,6 +9,7 @@ import json
 import math
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -90,7 +91,7 @@ def test_stored_model_reproduces_the_recorded_dots(operand, series, name):
 )
 def test_every_parameter_moved_is_caught(operand, series, name, change):
     model = named_model(name).arithmetic
-    values = {
+    values: dict[str, Any] = {
         key: (not model.running) if value is None else getattr(model, key) + value if type(value) is int else value
         for key, value in change.items()
     }
@@ -275,8 +276,8 @@ def test_nonfinite_operands_end_as_ieee_addition_does(model):
     for q, k, wanted in rows:
         got = float(model.exact_dot(torch.tensor([q]).bfloat16(), torch.tensor([k]).bfloat16()))
         assert math.isnan(got) if math.isnan(wanted) else got == wanted
-    q = torch.tensor([[inf, 0.0], [1.0, 2.0]], dtype=torch.float64)
-    assert nonfinite_dot(q, torch.tensor([[1.0, 3.0]], dtype=torch.float64)).flatten().tolist() == [inf, 0.0]
+    both = torch.tensor([[inf, 0.0], [1.0, 2.0]], dtype=torch.float64)
+    assert nonfinite_dot(both, torch.tensor([[1.0, 3.0]], dtype=torch.float64)).flatten().tolist() == [inf, 0.0]
 
 
 def test_overflow_becomes_infinite():

@@ -22,6 +22,11 @@ FOLDS = ("end", "key", "query", "dot", "weight")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def number(value: float | None) -> float:
+    assert value is not None
+    return value
+
+
 def total(terms: torch.Tensor, order: str) -> torch.Tensor:
     """Sum over the last dimension, every addition rounded to float32, in one of several orders."""
     if order == "reversed":
@@ -135,7 +140,7 @@ def test_no_order_and_no_folding_passes_the_bound(layout):
                     out = simulate(operands, layout, order, fold)
                     verdict = compare_bounded(out, wanted, operands, contract=contract)
                     assert verdict.status is Status.PASSED, (kind, order, fold, verdict.message)
-                    worst[kind] = max(worst.get(kind, 0.0), verdict.ratio)
+                    worst[kind] = max(worst.get(kind, 0.0), number(verdict.ratio))
     print(f"{layout}: worst ratios { ({kind: round(ratio, 4) for kind, ratio in worst.items()}) }")
     assert worst["adversarial"] > 0.85  # the bound is nearly attained, so it could not be narrowed much
 
@@ -167,7 +172,7 @@ def test_rounding_points_stay_inside_their_bound_and_outside_the_next_tighter(gi
                 out = simulate(operands, "fp8", order, "end", contract)
                 verdict = compare_bounded(out, wanted, operands, contract=contract)
                 assert verdict.status is Status.PASSED, verdict.message
-                worst = max(worst, verdict.ratio)
+                worst = max(worst, number(verdict.ratio))
         operands = make_operands("fp8", ((70, 130),), 16, seed)
         out = simulate(operands, "fp8", "sequential", "end", contract)
         assert compare_bounded(out, expected(operands, ieee), operands).status is Status.FAILED
@@ -183,7 +188,7 @@ def test_fp16_underflow_of_operands_and_dots_is_inside():
     wanted = expected(operands, contract)
     verdict = compare_bounded(simulate(operands, "fp8", contract=contract), wanted, operands)
     assert verdict.status is Status.PASSED, verdict.message
-    assert verdict.ratio > 0.01
+    assert number(verdict.ratio) > 0.01
 
 
 FAULTS = {
@@ -211,7 +216,7 @@ def test_negative_controls_are_rejected(fault):
     wanted = expected(operands, Contract("bf16"))
     assert compare_bounded(simulate(operands, "bf16"), wanted, operands).status is Status.PASSED
     verdict = compare_bounded(FAULTS[fault](operands), wanted, operands)
-    assert verdict.status is Status.FAILED and verdict.ratio > 1
+    assert verdict.status is Status.FAILED and number(verdict.ratio) > 1
     # The same faults, with no tolerance, on exact data with dots beyond 256 and nine-bit weights.
     operands = make_operands("bf16", ((70, 130),), 64, 1, kind="wide")
     assert is_exact_data(operands, Contract("bf16"))
@@ -242,13 +247,15 @@ def test_an_ieee_contract_rejects_a_truncating_core():
 def test_grouped_contracts():
     """The model's own dots stay inside its bound, and at zero dot error once it is verified."""
     bound = Contract.default("fp8", "cuda", capability=(9, 0))
+    model = bound.arithmetic
+    assert isinstance(model, Grouped)
     operands = make_operands("fp8", ((70, 130), (64, 1)), 64, 2)
-    out = on_tensor_cores(operands, bound.arithmetic)
+    out = on_tensor_cores(operands, model)
     coarse = compare_bounded(out, expected(operands, bound), operands, contract=bound)
     fine = compare_bounded(out, expected(operands, bound.verified()), operands, contract=bound.verified())
     assert coarse.status is Status.PASSED and fine.status is Status.PASSED
     assert "bound only" in coarse.note and "verified" in fine.note
-    assert coarse.resolution > 1000 * fine.resolution
+    assert number(coarse.resolution) > 1000 * number(fine.resolution)
     # Three faults that only the verified model sees: a scale, a weight, and another accumulation.
     finer = bound.verified()
     for fault in ("scale", "weight", "imprecise"):
@@ -257,7 +264,7 @@ def test_grouped_contracts():
             other[:, :1] *= 1.0001
         elif fault == "weight":
             k, s = keys_of(operands, "fp8", 0, 70)
-            dot = bound.arithmetic.exact_dot(operands.q[0, 0], k.to(torch.float8_e4m3fn))
+            dot = model.exact_dot(operands.q[0, 0], k.to(torch.float8_e4m3fn))
             other[0, :70] += torch.relu(dot[5]) * operands.weights[0, 5] * 0.001 * s
         else:
             other = on_tensor_cores(operands, Grouped(32, 13, 13, running=False))
@@ -320,6 +327,7 @@ def test_nonfinite_classes():
     operands = make_operands("fp8", ((70, 70),), 8, 4)
     slot = operands.block_table[0, 0].long() * PAGE + torch.arange(8)
     values, scales = read_keys(operands.kv_cache, "fp8", slot)
+    assert scales is not None
     payload = values.view(torch.uint8).clone()
     payload[0, 3] = 0x7F  # NaN
     scales = scales.clone()
