@@ -57,7 +57,7 @@ def gate(options: Options) -> int:
     started = time.time()
     with tempfile.TemporaryDirectory(prefix="parity-gate-") as folder:
         report = run_suite(options, device, Path(folder))
-        rows = list(report.get("rows", []))
+        rows = in_order(report)
         if options.golden:
             rows += run_golden(options, device, Path(folder))
     status, code, line = summary.verdict(rows)
@@ -103,7 +103,8 @@ def run_suite(options: Options, device: str, folder: Path) -> dict[str, Any]:
     out = folder / "suite.json"
     workers = options.workers if options.workers is not None else default_workers(device)
     command = [sys.executable, "-m", "pytest", str(SUITE), "-c", str(INI), "--rootdir", str(SUITE)]
-    command += ["-p", "parity.plugin", "-p", "xdist.plugin", "-p", "no:cacheprovider", "-n", str(workers)]
+    command += ["-p", "parity.plugin", "-p", "xdist.plugin", "-n", str(workers), "--dist", "worksteal"]
+    command += ["-p", "no:cacheprovider", "-p", "no:terminal", "-p", "parity.progress"]
     command += ["--parity-json", str(out), "--parity-device", device, "--parity-profile", options.profile]
     for name, value in (
         ("impl", options.impl),
@@ -119,7 +120,7 @@ def run_suite(options: Options, device: str, folder: Path) -> dict[str, Any]:
         command += [f"--junitxml={Path(options.junit).resolve()}"]
     if options.level:
         command += ["-k", " or ".join(f"test_{level}" for level in options.level)]
-    say(f"parity gate: profile {options.profile}, device {device}, {summary.plural(max(workers, 1), 'process')}")
+    say(f"parity gate: profile {options.profile}, device {device}, {summary.plural(max(workers, 1), 'worker')}")
     code = call(command, suite_environment(os.environ))
     if out.is_file():
         report = read_json(out)
@@ -129,6 +130,13 @@ def run_suite(options: Options, device: str, folder: Path) -> dict[str, Any]:
     if code == 4:  # pytest's usage error: the plugin has said on stderr which option was wrong
         raise CommandError("the suite refused an option, see above")
     return {"rows": [suite_error(f"the suite's pytest ended with exit code {code} and left no report")]}
+
+
+def in_order(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The suite's rows by implementation as the report names them, not in the order in which processes ended."""
+    order = list(report.get("implementations", ()))
+    rows = list(report["rows"])
+    return sorted(rows, key=lambda row: order.index(name) if (name := row["implementation"]) in order else len(order))
 
 
 def suite_error(message: str) -> dict[str, Any]:

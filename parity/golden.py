@@ -28,6 +28,7 @@ from parity.judge.verdict import Status, Verdict, compare_bounded, compare_exact
 from parity.run.device import triton_version
 from parity.run.registry import Implementation
 from parity.run.worker import opened
+from parity.summary import REFERENCE
 from reference import exact, pages
 
 CASES = {
@@ -55,7 +56,6 @@ CASES = {
     "topk-equal": "v1 lens=150,40 stage=topk k=64 data=equal seed=32 perm=5 tail=huge",
     "topk-neginf": "v1 lens=p500+3 next_n=3 stage=topk k=100 data=neginf seed=33 perm=6",
 }
-REFERENCE = "reference"
 U64 = 2.0**-53
 SOURCES = ("parity/cases", "parity/judge", "reference")
 KNOBS = ("TRITON_INTERPRET", "TRITON_DEFAULT_FP_FUSION", "OMP_NUM_THREADS")
@@ -116,9 +116,17 @@ def row(name: str, golden: str, status: str, message: str = "", **more: Any) -> 
 
 
 def verify(
-    folder: Path, targets: Sequence[Implementation], device: torch.device, names: Sequence[str] = ()
+    folder: Path,
+    targets: Sequence[Implementation],
+    device: torch.device,
+    names: Sequence[str] = (),
+    *,
+    only_used: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Rows of every golden (or those named): the file, the rebuilt case, then each implementation of its layout."""
+    """Rows of every golden (or those named): the file, the rebuilt case, then each implementation of its layout.
+
+    only_used: leave out the goldens that no target is judged by.
+    """
     try:
         manifest = files.read_manifest(folder)
     except GoldenError as error:
@@ -127,7 +135,8 @@ def verify(
     if not names:
         yield from housekeeping(folder, manifest)
     for name, entry in manifest.items():
-        if names and name not in names:
+        suited = [t for t in targets if t.stage == entry["stage"] and entry["layout"] in (None, t.layout)]
+        if (names and name not in names) or (only_used and not suited):
             continue
         try:
             tensors, _ = files.read_golden(folder, name, entry)
@@ -139,9 +148,8 @@ def verify(
         if complaint:
             continue
         case = parse_case(entry["case"])
-        for target in targets:
-            if target.stage == case.stage and (case.stage == "topk" or target.layout == case.layout):
-                yield judged(name, case, tensors, target, device)
+        for target in suited:
+            yield judged(name, case, tensors, target, device)
 
 
 def housekeeping(folder: Path, manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

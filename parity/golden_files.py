@@ -41,7 +41,7 @@ def locate(given: str | None) -> Path | None:
     """
     if given is not None:
         for folder in (Path(given) / "golden", Path(given)):
-            if (folder / MANIFEST).is_file():
+            if holds_goldens(folder):
                 return folder
         if not Path(given).is_dir():
             raise CommandError(f"--fixtures {given}: no such folder")
@@ -49,9 +49,14 @@ def locate(given: str | None) -> Path | None:
     for root in (Path(__file__).resolve().parent.parent, Path.cwd()):
         folder = root / "fixtures" / "golden"
         # Anything may lie in a `fixtures` folder beside site-packages or in the current one: ask for the manifest.
-        if (folder / MANIFEST).is_file():
+        if holds_goldens(folder):
             return folder
     return None
+
+
+def holds_goldens(folder: Path) -> bool:
+    """Whether a manifest lies there, accepted or pending."""
+    return any((folder / name).is_file() for name in (MANIFEST, pending_name(MANIFEST)))
 
 
 def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:

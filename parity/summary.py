@@ -18,6 +18,7 @@ LEVELS = ("layout", "rounding", "bits", "selection", "invariance", "semantics", 
 # Worst first: several rows together are as bad as their worst.
 SEVERITY = ("error", "failed", "vacuous", "not run", "unsupported", "passed")
 REJECTING = frozenset({"error", "failed", "vacuous"})
+REFERENCE = "reference"  # who a golden's own rows belong to
 SUMMARY_BYTES = 1_000_000  # a GitHub step summary holds 1 MiB
 
 Row = Mapping[str, Any]
@@ -75,18 +76,23 @@ def rank(level: str) -> int:
 def verdict(rows: Sequence[Row]) -> tuple[str, int, str]:
     """(status, exit code, one line) of a whole run.
 
-    passed 0; failed 1 where any row failed, was vacuous or ended in an error; `nothing judged` 2.
+    passed 0; failed 1 where any row failed, was vacuous or ended in an error; `nothing judged` 2. A passing row of the
+    reference, which goldens have too, judges no implementation.
     """
     counts = {status: sum(row["status"] == status for row in rows) for status in SEVERITY}
-    judged = [row for row in rows if row["status"] in REJECTING or row["status"] == "passed"]
+    judged = [
+        row
+        for row in rows
+        if row["status"] in REJECTING or (row["status"] == "passed" and row["implementation"] != REFERENCE)
+    ]
     names = len({row["implementation"] for row in judged})
     examples = sum(int(row.get("examples") or 0) for row in judged)
     parts = [f"{plural(len(judged), 'check')} of {plural(names, 'implementation')}", plural(examples, "example")]
     parts += [f"{counts[status]} {status}" for status in SEVERITY if counts[status] and status != "passed"]
-    if not judged:
-        status, code = "nothing judged", USAGE
-    elif any(counts[status] for status in REJECTING):
+    if any(counts[status] for status in REJECTING):
         status, code = "failed", FAILED
+    elif not judged:
+        status, code = "nothing judged", USAGE
     else:
         status, code = "passed", PASSED
     return status, code, f"parity {status}: " + ", ".join(parts)
@@ -128,13 +134,17 @@ def complaints(rows: Sequence[Row]) -> list[Row]:
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:
-    """One line for each reason why something was not judged, with the checks that it concerns."""
-    grouped: dict[tuple[str, str, str], list[str]] = {}
+    """One line for each reason why something was not judged: the checks and the implementations that it concerns."""
+    grouped: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if row["status"] in ("not run", "unsupported"):
-            key = (str(row["status"]), str(row["implementation"]), str(row.get("message") or "no reason given"))
-            grouped.setdefault(key, []).append(f"{row['level']}/{row['check']}")
-    return [f"{status}: {name} {', '.join(checks)}: {why}" for (status, name, why), checks in grouped.items()]
+            grouped.setdefault((str(row["status"]), str(row.get("message") or "no reason given")), []).append(row)
+    lines = []
+    for (status, why), found in grouped.items():
+        checks = dict.fromkeys(f"{row['level']}/{row['check']}" for row in found)
+        names = dict.fromkeys(str(row["implementation"]) for row in found)
+        lines.append(f"{status}: {', '.join(checks)} of {', '.join(names)}: {why}")
+    return lines
 
 
 def complaint(row: Row) -> str:
