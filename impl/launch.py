@@ -42,6 +42,7 @@ def paged_logits(
         size = (shapes.rows, shapes.heads, max_context_len)
         out = torch.full(size, float("nan"), dtype=torch.float32, device=q.device)
         weights = q.new_zeros((), dtype=torch.float32).expand(shapes.rows, shapes.heads)
+        clean_logits = False
     elif out is None:
         out = torch.empty((shapes.rows, max_context_len), dtype=torch.float32, device=q.device)
     if out.numel() == 0:
