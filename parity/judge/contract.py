@@ -22,6 +22,9 @@ STAGES = ("logits", "topk", "store")
 TAILS = ("-inf", "unspecified")
 NONFINITE = ("propagate", "unspecified")
 CONVERSIONS = ("nearest", "truncate")
+SCHEDULES = ("fused", "published")
+SCALES = ("amax", "pow2")
+MEAN_ORDERS = ("any", "halving")
 DTYPES = {
     "float32": torch.float32,
     "fp32": torch.float32,
@@ -57,6 +60,12 @@ class Contract:
     flush_to_zero      subnormal results may become zero (subnormal operands are then not drawn)
     devices            where it runs: "cpu", "cuda", "sm_90", ...
     heads              head counts it takes (empty: any)
+    schedule           of a store: "fused" (float32 up to its one rounding) or "published" (a bf16 rounding after
+                       pooling, norm, rotary and Hadamard)
+    scale              of a store of fp8 pages: "amax" (max(amax, 1e-4) / 448) or "pow2" (that, rounded up to a power of
+                       two)
+    fake_fp4           a store of bf16 or fp8 pages quantises to the fp4 grid and back first
+    mean_order         of a published store's mean of squares: "any", or "halving", the order of impl/fused_store.cu
     schedule_meta      "module:function" building the ``schedule_meta`` argument (None: the function has none)
     """
 
@@ -78,6 +87,10 @@ class Contract:
     flush_to_zero: bool = False
     devices: tuple[str, ...] = ("cpu", "cuda")
     heads: tuple[int, ...] = ()
+    schedule: str = "fused"
+    scale: str = "amax"
+    fake_fp4: bool = False
+    mean_order: str = "any"
     schedule_meta: str | None = None
 
     def __post_init__(self) -> None:
@@ -86,6 +99,11 @@ class Contract:
         _one_of("tail", self.tail, TAILS)
         _one_of("nonfinite", self.nonfinite, NONFINITE)
         _one_of("conversion", self.conversion, CONVERSIONS)
+        _one_of("schedule", self.schedule, SCHEDULES)
+        _one_of("scale", self.scale, SCALES)
+        _one_of("mean_order", self.mean_order, MEAN_ORDERS)
+        if self.fake_fp4 and self.layout == "fp4":
+            raise ValueError("contract key 'fake_fp4' must be false for fp4 pages: they hold the fp4 values")
         if not isinstance(self.arithmetic, Ieee | Grouped):
             raise TypeError(f"contract key 'arithmetic' must be Ieee() or Grouped(...), got {self.arithmetic!r}")
         if self.dot_verified and not isinstance(self.arithmetic, Grouped):
@@ -148,7 +166,7 @@ class Contract:
         for key in _DTYPE_KEYS:
             if key in values:
                 values[key] = _dtype(key, values[key])
-        for key in ("batch_invariant", "flush_to_zero"):
+        for key in ("batch_invariant", "flush_to_zero", "fake_fp4"):
             if key in values and not isinstance(values[key], bool):
                 raise TypeError(f"contract key '{key}' must be true or false, got {values[key]!r}")
         for key, kind in (("devices", str), ("heads", int)):
