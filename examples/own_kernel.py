@@ -1,8 +1,9 @@
-"""A kernel of one's own, as small as it can be: paged logits over bf16 pages, one page at a time, in plain torch.
+"""A kernel of one's own, as small as it can be: paged logits over bf16 pages, one row at a time, in plain torch.
 
     parity gate --impl examples/own_kernel.py:logits --layout bf16 --profile smoke
 
-Break a line (read page 0 for all, leave the last page out, drop a head) and run it again to see what a failure says.
+Break a line (read the wrong page, round the length down to whole pages, drop a head) and run it again to see what a
+failure says.
 """
 
 import torch
@@ -14,15 +15,13 @@ def logits(q, kv_cache, weights, context_lens, block_table, max_context_len, cle
     """float32 [B * next_n, max_context_len]; the arguments are described in docs/concepts.md."""
     requests, next_n = q.shape[:2]
     result = q.new_full((requests * next_n, max_context_len), float("-inf"), dtype=torch.float32)
-    for row in range(requests * next_n):
-        request, length = row // next_n, int(context_lens.flatten()[row])
-        query = q[request, row % next_n].float()
-        for first in range(0, length, PAGE):
-            count = min(PAGE, length - first)
-            page = int(block_table[request, first // PAGE])
-            keys = kv_cache[page, :count, 0].float()
-            scores = torch.relu(query @ keys.t())
-            result[row, first : first + count] = weights[row] @ scores
+    lengths = context_lens.flatten().tolist()
+    for row, length in enumerate(lengths):
+        request, draft = divmod(row, next_n)
+        pages = block_table[request, : -(-length // PAGE)].long()
+        keys = kv_cache[pages, :, 0].flatten(0, 1)[:length].float()
+        scores = torch.relu(q[request, draft].float() @ keys.t())
+        result[row, :length] = weights[row] @ scores
     return result
 
 

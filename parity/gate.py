@@ -23,7 +23,8 @@ from parity.command import CommandError, blame, check_writable, read_json, say, 
 PACKAGE = Path(__file__).resolve().parent
 SUITE = PACKAGE / "suite"
 INI = PACKAGE / "gate.ini"
-PYTEST_SUITE_RAN = (0, 1)  # all tests passed, or some failed: in both cases the rows tell the story
+PYTEST_USAGE, PYTEST_EMPTY = 4, 5
+ENDED = "the suite's pytest ended with exit code"
 SHOWN = 8  # rejections printed in full; the JSON file has all of them
 
 
@@ -122,14 +123,21 @@ def run_suite(options: Options, device: str, folder: Path) -> dict[str, Any]:
         command += ["-k", " or ".join(f"test_{level}" for level in options.level)]
     say(f"parity gate: profile {options.profile}, device {device}, {summary.plural(max(workers, 1), 'worker')}")
     code = call(command, suite_environment(os.environ))
-    if out.is_file():
-        report = read_json(out)
-        if code not in PYTEST_SUITE_RAN and not any(row["status"] in summary.REJECTING for row in report["rows"]):
-            report["rows"].append(suite_error(f"the suite's pytest ended with exit code {code}"))
-        return report
-    if code == 4:  # pytest's usage error: the plugin has said on stderr which option was wrong
+    if code == PYTEST_USAGE:  # the plugin has said on stderr which option was wrong
         raise CommandError("the suite refused an option, see above")
-    return {"rows": [suite_error(f"the suite's pytest ended with exit code {code} and left no report")]}
+    report = read_json(out) if out.is_file() else {"rows": [suite_error(f"{ENDED} {code} and left no report")]}
+    if not accounted(code, report["rows"]):
+        report["rows"].append(suite_error(f"{ENDED} {code}"))
+    return report
+
+
+def accounted(code: int, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the rows explain pytest's exit code; what they do not explain is an error of its own."""
+    statuses = {row["status"] for row in rows}
+    if statuses & summary.REJECTING or code == 0:
+        return True
+    # The plugin says 2 when nothing was judged; pytest itself says 2 when collecting failed, and 5 for no tests.
+    return code == PYTEST_EMPTY or (code == summary.USAGE and bool(statuses) and "passed" not in statuses)
 
 
 def in_order(report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -184,10 +192,13 @@ def run_golden(options: Options, device: str, folder: Path) -> list[dict[str, An
             command += [f"--{name}", str(value)]
     say("parity gate: goldens")
     code = call(command, suite_environment(os.environ))
-    if out.is_file():
-        return list(read_json(out)["rows"])
+    return list(read_json(out)["rows"]) if out.is_file() else golden_lost(code)
+
+
+def golden_lost(code: int) -> list[dict[str, Any]]:
+    """The row that stands for goldens whose child broke."""
     message = f"`parity golden verify` ended with exit code {code} and left no report"
-    return [{**suite_error(message), "implementation": "goldens", "level": "golden", "check": "verify"}]
+    return [{**suite_error(message), "implementation": summary.REFERENCE, "level": "golden", "check": "verify"}]
 
 
 def call(command: Sequence[str], environment: Mapping[str, str]) -> int:
