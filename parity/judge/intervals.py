@@ -20,13 +20,12 @@ U = 2.0**-24
 LARGEST = 2.0**60  # rows beyond it are not judged: their squares leave float32
 FP8_FLOOR = float(torch.tensor(1e-4, dtype=torch.float32))
 BLOCK = 32
-STEPS = (
-    70  # last places between the inverse roots of two orders of the mean, (127 + 2) / 2 for each and the root itself
-)
+# Last places by which the inverse root can differ from the exact one: (127 + 2) / 2 through the mean, and its own.
+STEPS = 70
 
 
 class Allowed(NamedTuple):
-    """What was found: wrong cells, the values found, and their intervals, for payload [n, 128] and scales [n, 0|1|4]."""
+    """Wrong cells, the values found and their intervals, for the payload [n, 128] and the scales [n, 0, 1 or 4]."""
 
     bad: Tensor
     got: Tensor

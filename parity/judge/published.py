@@ -1,4 +1,4 @@
-"""The store's published schedule in torch, rounding point by rounding point, and the bytes that each format makes of it.
+"""The store's published schedule in torch, rounding point by rounding point, and the bytes of each format.
 
 An independent transcription with the order of every float32 operation written out, so that a store can be compared
 bit for bit. Elementwise float32 products and sums are IEEE in torch on every device; roots and quotients of a row are
@@ -36,7 +36,7 @@ def inverse_root(mean: Tensor, eps: float) -> Tensor:
 
 
 def rows_from_root(pooled: Tensor, norm_weight: Tensor, root: Tensor, positions: Tensor, rope_table: Tensor) -> Tensor:
-    """Published keys before quantisation, bfloat16 [N, 128], from the inverse root mean square float32 [N] of each row."""
+    """Published keys before quantisation, bfloat16 [N, 128]; root: inverse root mean square of each row [N]."""
     a = pooled.to(torch.bfloat16).to(torch.float32)
     normed = (a * root[:, None] * norm_weight.to(torch.float32)).to(torch.bfloat16)
     return hadamard(rotate(normed, rope_table[positions.long()]))
@@ -49,7 +49,7 @@ def rows(pooled: Tensor, norm_weight: Tensor, eps: float, positions: Tensor, rop
 
 
 def stored(z: Tensor, layout: str, scale: str, fake_fp4: bool) -> tuple[Tensor, Tensor | None]:
-    """The bytes of z (bfloat16 or float32 [N, 128]) in a layout: payload uint8 [N, bytes], scale bytes uint8 [N, bytes].
+    """Keys z (bfloat16 or float32 [N, 128]) as bytes of a layout: payload uint8 [N, bytes], scales uint8 [N, bytes].
 
     scale: "amax" or "pow2", for the fp8 layout alone; its payload is e4m3 of f32(z * f32(1 / s)).
     """

@@ -5,6 +5,7 @@ and every payload value; rounding is monotone, so nothing wider is needed. `publ
 where the contract names the order of the mean, else some key that an order of the mean can give.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,8 +18,6 @@ from parity.judge.contract import Contract
 from parity.judge.intervals import allowed_fused, allowed_published, largest_judged
 from parity.judge.outcome import Labels, Status, Verdict
 
-Report = dict[str, Any]
-
 
 def judge_store(contents: Tensor, operands: StoreOperands, contract: Contract, labels: Labels) -> Verdict:
     """One verdict on what a call left in the pool's windows (uint8, as `operands.contents()` gives it)."""
@@ -28,14 +27,13 @@ def judge_store(contents: Tensor, operands: StoreOperands, contract: Contract, l
 def judge_untouched(contents: Tensor, operands: StoreOperands, labels: Labels) -> Verdict | None:
     """A failure if any byte changed that out_loc does not name, else None."""
     changed = contents.to(operands.device) != operands.before
-    addresses = _addresses(operands)
     payload, scale = named_bytes(operands.case, operands.out_loc)
     named = torch.cat((payload.reshape(-1), scale.reshape(-1)))
-    wrong = changed & ~torch.isin(addresses, named) if bool(changed.any()) else changed
+    wrong = changed.index_fill_(0, _positions(operands, named), False)
     if not bool(wrong.any()):
         return None
     at = int(wrong.nonzero()[0, 0])
-    where, place = byte_place(operands, int(addresses[at]))
+    where, place = byte_place(operands, int(_addresses(operands)[at]))
     note = f"{place} was written, which out_loc does not name ({int(wrong.sum())} such bytes)"
     return _failed(labels, where, int(contents[at]), int(operands.before[at]), note)
 
@@ -139,6 +137,4 @@ def _failed(labels: Labels, where: dict[str, int], got: Any, wanted: Any, note: 
     shown = f"{got:.9g}" if isinstance(got, float) else str(got)
     message = "; ".join(part for part in (place, f"got {shown}", f"wanted {wanted}", note, labels.repro) if part)
     verdict = labels.verdict(Status.FAILED, where=where, got=got, wanted=wanted, note=note, **fields)
-    from dataclasses import replace
-
     return replace(verdict, message=message)
