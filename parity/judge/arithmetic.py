@@ -84,6 +84,10 @@ class Ieee:
         depth = q.shape[-1]
         return gamma(depth + 2, FLOAT32_ROUNDOFF) * absdot + 2 * depth * eta
 
+    def magnitude(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """|x|, what an operand counts for in the condition of exact data."""
+        return x.abs()
+
 
 IEEE = Ieee()
 
@@ -101,9 +105,8 @@ class Grouped:
     product_exponent  "operands": a product's exponent is the sum of its operands' exponents; "product": its own
     cut               "zero" or "down": where an addend's lost bits go
     rounding          "zero", "down" or "nearest": the same for the group's sum
-    subnormals        exponent of a subnormal operand: "normalised" (as if it were normal), "minimum" (the format's
-                      smallest), or
-                      "minimum, zeros too" (and zeros have it as well)
+    subnormals        exponent of a subnormal operand: "minimum" (the format's smallest), "normalised" (as if it were
+                      normal), or "minimum, zeros too" (zeros have it as well and so may lead a group)
     known_order       whether groups are consecutive and taken in order; without it only the order-free bound holds
     """
 
@@ -114,7 +117,7 @@ class Grouped:
     product_exponent: str = "operands"
     cut: str = "zero"
     rounding: str = "zero"
-    subnormals: str = "normalised"
+    subnormals: str = "minimum"
     known_order: bool = True
 
     def __post_init__(self) -> None:
@@ -129,7 +132,7 @@ class Grouped:
             ("product_exponent", ("operands", "product")),
             ("cut", ("zero", "down")),
             ("rounding", ("zero", "down", "nearest")),
-            ("subnormals", ("normalised", "minimum", "minimum, zeros too")),
+            ("subnormals", ("minimum", "normalised", "minimum, zeros too")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
@@ -189,10 +192,7 @@ class Grouped:
         total: torch.Tensor | None = None
         for part in _groups(q.shape[-1], self.group):
             products = q[..., :, None, part] * k[..., None, :, part]
-            if self.product_exponent == "operands":
-                top = (eq[..., :, None, part] + ek[..., None, :, part]).amax(-1)
-            else:
-                top = _own_exponent(products.abs().amax(-1))
+            top = self._top(products, eq, ek, part)
             if self.running and total is not None:
                 top = torch.maximum(top, _own_exponent(total))
             inverse, unit = _power_of_two(self.kept - top), _power_of_two(top - self.kept)
@@ -206,6 +206,12 @@ class Grouped:
                 total = (total.to(torch.float32) + group_sum.to(torch.float32)).to(torch.float64)
         assert total is not None
         return total.to(torch.float32) + 0.0
+
+    def _top(self, products: torch.Tensor, eq: torch.Tensor, ek: torch.Tensor, part: slice) -> torch.Tensor:
+        """Largest exponent among the products of a group."""
+        if self.product_exponent == "operands":
+            return (eq[..., :, None, part] + ek[..., None, :, part]).amax(-1)
+        return _own_exponent(products.abs().amax(-1))
 
     def _cut(self, x: torch.Tensor) -> torch.Tensor:
         return x.trunc_() if self.cut == "zero" else x.floor_()
@@ -222,14 +228,27 @@ class Grouped:
         """Bound on |computed - exact| for each dot, float64 ``[..., M, N]``; ``dot`` and ``absdot`` are the exact sums.
 
         Non-finite operands count as zero. The proof is in docs/arithmetic.md."""
-        if not self.known_order:
-            return self._order_free_factor(q.shape[-1]) * absdot + math.ceil(q.shape[-1] / self.group) * eta
         wide_q, wide_k = (torch.nan_to_num(_widen(x), 0.0, 0.0, 0.0) for x in (q, k))
+        if not self.known_order:
+            if self.subnormals != "normalised":
+                absdot = self.magnitude(wide_q, q.dtype) @ self.magnitude(wide_k, k.dtype).mT
+            return self._order_free_factor(q.shape[-1]) * absdot + math.ceil(q.shape[-1] / self.group) * eta
+        exponent_q, exponent_k = self._exponents(wide_q, q.dtype), self._exponents(wide_k, k.dtype)
         lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
         row_bytes = max(1, math.prod(lead) * k.shape[-2] * self.group * 8)
         step = max(1, _CHUNK_BYTES // row_bytes)
-        parts = [self._bound(wide_q[..., i : i + step, :], wide_k, eta) for i in range(0, q.shape[-2], step)]
+        parts = [
+            self._bound(wide_q[..., i : i + step, :], wide_k, exponent_q[..., i : i + step, :], exponent_k, eta)
+            for i in range(0, q.shape[-2], step)
+        ]
         return torch.cat(parts, -2) if parts else absdot.new_zeros(*lead, 0, k.shape[-2])
+
+    def magnitude(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """What an operand counts for in the condition of exact data: |x|, but no less than its exponent says."""
+        if self.subnormals == "normalised":
+            return x.abs()
+        at_least = x.abs().clamp_min(2.0 ** _MINIMUM_EXPONENT[dtype])
+        return at_least if self.subnormals == "minimum, zeros too" else torch.where(x == 0, 0.0, at_least)
 
     def _order_free_factor(self, depth: int) -> float:
         cut, last, error = 2.0**-self.kept, 2.0**-self.final, 0.0
@@ -239,7 +258,7 @@ class Grouped:
         between = 0.0 if self.running else gamma(math.ceil(depth / self.group), FLOAT32_ROUNDOFF) * (1 + error)
         return error + between
 
-    def _bound(self, q: torch.Tensor, k: torch.Tensor, eta: float) -> torch.Tensor:
+    def _bound(self, q: torch.Tensor, k: torch.Tensor, eq: torch.Tensor, ek: torch.Tensor, eta: float) -> torch.Tensor:
         shape = (*torch.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
         total, error, sizes = q.new_zeros(shape), q.new_zeros(shape), q.new_zeros(shape)
         last = 2.0**-self.final
@@ -248,7 +267,8 @@ class Grouped:
             group_sum = products.sum(-1)
             products.abs_()
             before = (total.abs() + error) * (1 + 2.0**-40) if self.running else torch.zeros_like(total)
-            cut = _power_of_two(_own_exponent(torch.maximum(products.amax(-1), before)) - self.kept)
+            top = torch.maximum(self._top(products, eq, ek, part), _own_exponent(before))
+            cut = _power_of_two(top - self.kept)
             if self.cut == "zero":  # never moves an addend by more than its own size
                 lost = torch.minimum(products, cut[..., None]).sum(-1) + torch.minimum(before, cut)
             else:

@@ -146,7 +146,9 @@ def _dot(block: Block, contract: Contract, eta: float) -> tuple[torch.Tensor, to
         return dot, absdot, torch.zeros_like(dot), 0.0
     dot = (q @ block.k.mT).unflatten(1, shape)
     if isinstance(arithmetic, Grouped):
-        error = arithmetic.dot_bound(q, block.k, dot.flatten(1, 2), absdot.flatten(1, 2), eta).unflatten(1, shape)
+        raw_q = block.raw_q.flatten(1, 2)
+        error = arithmetic.dot_bound(raw_q, block.raw_k, dot.flatten(1, 2), absdot.flatten(1, 2), eta)
+        error = error.unflatten(1, shape)
     else:
         error = arithmetic.dot_bound(block.q, block.k, dot, absdot, eta)
     if contract.operand_dtype is not None:  # the dot then sums rounded operands, whose sizes have grown by as much

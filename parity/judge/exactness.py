@@ -90,8 +90,8 @@ def _exact_cells(block: Block, contract: Contract) -> torch.Tensor:
     cell_quantum = dot_quantum + weight_quantum[..., None]
 
     # Sums of absolute values counted in quanta: each head's own for its dot, the common one for the sum over heads.
-    counted_q = block.q.abs() * _power(-head_quantum)[..., None]
-    counted_k = block.k.abs() * _power(-key_quantum)[..., None]
+    counted_q = contract.arithmetic.magnitude(block.q, block.raw_q.dtype) * _power(-head_quantum)[..., None]
+    counted_k = contract.arithmetic.magnitude(block.k, block.raw_k.dtype) * _power(-key_quantum)[..., None]
     absdot = (counted_q.flatten(1, 2) @ counted_k.mT).unflatten(1, shape)
     good = (absdot <= 2.0 ** contract.arithmetic.bits()).all(2)
     size = block.w.abs()

@@ -109,8 +109,8 @@ def test_recorded_dots_stay_inside_the_bounds(operand, series, name):
         assert bool((error <= known).all()) and bool((error <= free).all())
 
 
-def slow_dot(model: Grouped, q: list[Fraction], k: list[Fraction]) -> Fraction:
-    """The rule once more, in rational arithmetic and plain loops, for one dot of normal operands."""
+def slow_dot(model: Grouped, q: list[Fraction], k: list[Fraction], smallest: int) -> Fraction:
+    """The rule once more, in rational arithmetic and plain loops, for one dot; operands are normal from 2**smallest."""
 
     def exponent(x: Fraction) -> int:
         e = 0
@@ -132,7 +132,7 @@ def slow_dot(model: Grouped, q: list[Fraction], k: list[Fraction]) -> Fraction:
             (a, b) for a, b in zip(q[start : start + model.group], k[start : start + model.group], strict=True) if a * b
         ]
         if model.product_exponent == "operands":
-            exponents = [exponent(a) + exponent(b) for a, b in pairs]
+            exponents = [max(smallest, exponent(a)) + max(smallest, exponent(b)) for a, b in pairs]
         else:
             exponents = [exponent(a * b) for a, b in pairs]
         addends = [a * b for a, b in pairs]
@@ -167,13 +167,13 @@ def slow_dot(model: Grouped, q: list[Fraction], k: list[Fraction]) -> Fraction:
 @pytest.mark.parametrize("kind", ["gauss", "octaves", "edges", "sparse"])
 def test_vectorised_model_equals_rational_arithmetic(model, kind):
     g = torch.Generator().manual_seed(3)
-    dtype = torch.float8_e4m3fn if model.kept == 13 else torch.bfloat16
+    dtype, smallest = (torch.float8_e4m3fn, -6) if model.kept == 13 else (torch.bfloat16, -126)
     q, k = draw(kind, dtype, g, (4, 37)), draw(kind, dtype, g, (6, 37))
     got = model.exact_dot(q, k)
     for i in range(4):
         for j in range(6):
             a, b = ([Fraction(float(v)) for v in x] for x in (q[i].float(), k[j].float()))
-            assert Fraction(float(got[i, j])) == slow_dot(model, a, b)
+            assert Fraction(float(got[i, j])) == slow_dot(model, a, b, smallest)
 
 
 @pytest.mark.parametrize("kind", ["gauss", "octaves", "positive", "edges", "sparse"])
@@ -235,6 +235,25 @@ def test_sums_within_bits_are_exact_and_one_more_bit_is_not(model):
         q, k = torch.zeros(1, 128), torch.zeros(1, 128)
         q[0, 0], k[0, 0], q[0, 1], k[0, 1] = 2.0**half, 2.0 ** (model.bits() - half), 1.0, 1.0
         assert float(model.exact_dot(q.to(dtype), k.to(dtype))) == 2.0 ** model.bits()
+
+
+@pytest.mark.parametrize("how", ["minimum", "normalised", "minimum, zeros too"])
+def test_bounds_hold_where_subnormals_lead_a_group(how):
+    g = torch.Generator().manual_seed(8)
+    q, k = torch.zeros(64, 128), torch.zeros(64, 128)
+    q[:, ::3] = 2.0**-9 * torch.randint(-7, 8, (64, 43), generator=g)  # subnormal e4m3
+    k[:, ::3] = 2.0**-1 * torch.randint(-15, 16, (64, 43), generator=g)
+    q[:, 1::3] = 2.0**-6 * torch.randint(-15, 16, (64, 43), generator=g) / 8
+    k[:, 1::3] = 2.0**-5 * torch.randint(-15, 16, (64, 43), generator=g) / 8
+    k[:, 2::3] = 448.0  # times zero
+    q, k = q.to(torch.float8_e4m3fn), k.to(torch.float8_e4m3fn)
+    dot, absdot = exact_sums(q, k)
+    for running in (True, False):
+        model = Grouped(32, 7, 7, subnormals=how, running=running)
+        error = (model.exact_dot(q, k).double() - dot).abs()
+        assert bool((error <= model.dot_bound(q, k, dot, absdot)).all())
+        free = dataclasses.replace(model, known_order=False)
+        assert bool((error <= free.dot_bound(q, k, dot, absdot)).all())
 
 
 def test_tiny_operands_and_zeros():
