@@ -123,7 +123,7 @@ def parity_judge(request: pytest.FixtureRequest, parity_pair: Any) -> Any:
 
     def judge() -> None:
         impl, check = parity_pair
-        row = request.config.stash[SESSION].judge(impl, check, _weight(request.session, check))
+        row = request.config.stash[SESSION].judge(impl, check, _weight(request.session, impl, check))
         request.node.user_properties.append((ROW, json.dumps(row)))
         if row["status"] in ("failed", "error", "vacuous"):
             pytest.fail(f"{check.id} {row['status']}: {row['message']}", pytrace=False)
@@ -133,11 +133,12 @@ def parity_judge(request: pytest.FixtureRequest, parity_pair: Any) -> Any:
     return judge
 
 
-def _weight(session: pytest.Session, check: Any) -> float:
+def _weight(session: pytest.Session, impl: Any, check: Any) -> float:
     """This check's part of the session's time: its share among the tests that were collected."""
-    pairs = [_pair(item) for item in session.items]
-    total = sum(each[1].weight for each in pairs if each is not None)
-    return check.weight / total if total else 1.0
+    pairs = [pair for item in session.items if (pair := _pair(item)) is not None]
+    device = session.config.stash[SESSION].device
+    total = sum(each.weight(other, device) for other, each in pairs)
+    return check.weight(impl, device) / total if total else 1.0
 
 
 def _pair(item: pytest.Item) -> Any:

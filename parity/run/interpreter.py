@@ -32,6 +32,13 @@ class OutOfBounds(IndexError):
     """An interpreted kernel read or wrote an address outside every tensor that its launch was given."""
 
 
+class _NoScope:
+    """Stands for a patch scope that has nothing to undo."""
+
+    def restore(self) -> None:
+        pass
+
+
 class _Dry(Exception):
     """Leaves a launch once its grid is known."""
 
@@ -275,6 +282,7 @@ def watched(*, dry: bool = False) -> Iterator[Watch]:
     builder, executor = type(module.interpreter_builder), module.GridExecutor
     load, store = builder.create_masked_load, builder.create_masked_store
     set_grid, to_host, call = builder.set_grid_dim, executor._init_args_hst, executor.__call__
+    patch_language, patched = module._patch_lang, set()
 
     def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         watch.loads += _check(watch, ptrs, mask, "load")
@@ -297,7 +305,17 @@ def watched(*, dry: bool = False) -> Iterator[Watch]:
             raise _Dry
         return set_grid(self, *grid)
 
+    def _patch_lang(fn: Any) -> Any:
+        # The interpreter patches triton.language anew at every call of a device function, a quarter of its time; once
+        # a launch is enough, since the patches stay until it ends.
+        modules = {id(value) for value in fn.__globals__.values() if value in (module.tl, module.tl.core)}
+        if modules <= patched:
+            return _NoScope()
+        patched.update(modules)
+        return patch_language(fn)
+
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        patched.clear()
         try:
             return call(self, *args, **kwargs)
         except _Dry:
@@ -307,6 +325,7 @@ def watched(*, dry: bool = False) -> Iterator[Watch]:
         _patched(builder, create_masked_load=create_masked_load, create_masked_store=create_masked_store),
         _patched(builder, set_grid_dim=set_grid_dim),
         _patched(executor, _init_args_hst=_init_args_hst, __call__=__call__),
+        _patched(module, _patch_lang=_patch_lang),
     ):
         yield watch
 

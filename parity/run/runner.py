@@ -78,18 +78,18 @@ class Runner(Protocol):
 @contextlib.contextmanager
 def poisoned_allocations() -> Iterator[None]:
     """Fill whatever torch allocates uninitialised inside the block: NaN, or the largest integer."""
-    mode, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    mode = torch.get_deterministic_debug_mode()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     with warnings.catch_warnings():
-        # warn_only: the filling is wanted, not a refusal of operators that have no deterministic form.
+        # "warn": the filling is wanted, not a refusal of operators that have no deterministic form.
         warnings.filterwarnings("ignore", message=".*deterministic.*")
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_deterministic_debug_mode("warn")
         torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
         try:
             yield
         finally:
             torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
-            torch.use_deterministic_algorithms(mode, warn_only=warn)
+            torch.set_deterministic_debug_mode(mode)
 
 
 def arguments(impl: Implementation, operands: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What a check is, and how one case is asked and judged. Nothing here needs pytest."""
 
 import importlib
+import math
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -18,8 +19,8 @@ from parity.suite.profiles import Profile
 
 LEVELS = ("layout", "rounding", "selection", "invariance", "resources")
 
-ORACLE_FLOPS = 2.0e9
-"""Multiplications of the float64 evaluation that one case may cost; beyond it rows are sampled."""
+ORACLE_PRODUCTS = {"cpu": 2.5e8, "cuda": 4.0e10}
+"""Products of the float64 evaluation that one case may cost; beyond it rows are sampled."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,11 @@ class Check:
     stages        the stages that it applies to
     strategy      (implementation, profile, device) -> Hypothesis strategy of cases
     judge         (runner, case) -> Verdict; stops at the first fault
-    share         part of the level's examples (relative); 0: cases are listed, all of them run
+    share         part of the level's examples, relative to the other checks of the level
     accepts       whether a case that came from elsewhere can be judged by this check
     needs         (implementation, device) -> the reason why it cannot be run, or None
     shrinks       whether a failure is worth shrinking (not where the shape itself is the question)
+    listed        whether, for an implementation, the strategy is a short list of cases
     """
 
     level: str
@@ -45,11 +47,15 @@ class Check:
     accepts: Callable[[Case], bool] = lambda case: True
     needs: Callable[[Implementation, torch.device], str | None] = lambda impl, device: None
     shrinks: bool = True
+    listed: Callable[[Implementation], bool] = lambda impl: False
 
-    @property
-    def weight(self) -> float:
+    def share_of(self, impl: Implementation, device: torch.device) -> float:
+        """Its part of the level's examples; 0 where its strategy lists a few cases, or where it cannot be run."""
+        return 0.0 if self.listed(impl) or self.needs(impl, device) else self.share
+
+    def weight(self, impl: Implementation, device: torch.device) -> float:
         """Its part of a time budget, relative to other checks; listed cases need some too."""
-        return max(self.share, 0.2)
+        return max(self.share_of(impl, device), 0.2)
 
     @property
     def id(self) -> str:
@@ -75,11 +81,13 @@ def find_check(name: str) -> Check:
     return known[name.replace(".", "/")]
 
 
-def examples_of(check: Check, total: int, stage: str) -> int:
-    """How many of a level's examples go to one check."""
-    shares = sum(other.share for other in all_checks(levels=[check.level], stage=stage))
-    # The margin makes up for cases that Hypothesis draws twice.
-    return max(1, -(-int(total * 1.04 * check.share) // max(1, int(shares)))) if check.share else 1000
+def examples_of(check: Check, total: int, impl: Implementation, device: torch.device) -> int | None:
+    """How many of a level's examples one check has to judge; None: every case that its strategy lists."""
+    share = check.share_of(impl, device)
+    if not share:
+        return None
+    shares = sum(other.share_of(impl, device) for other in all_checks(levels=[check.level], stage=impl.stage))
+    return max(1, math.ceil(total * share / shares))
 
 
 def judge_one(check: Check, runner: Runner, case: Case) -> Verdict | None:
@@ -137,27 +145,24 @@ def verdict(runner: Runner, check: str, case: Case, status: Status, message: str
     return replace(made.verdict(status, **fields), message=text)
 
 
-def sampled_rows(case: Case, budget: float = ORACLE_FLOPS) -> torch.Tensor | None:
+def sampled_rows(case: Case, device: torch.device) -> torch.Tensor | None:
     """Rows for the float64 evaluation: None (all) where that is cheap, else ends, page borders and a seeded draw."""
     lengths = [length for request in case.lengths for length in request]
-    cost = max(1.0, 128.0 * case.heads * max(1, max(lengths, default=1)))
-    if cost * len(lengths) <= budget:
-        return None
-    keep = max(4, int(budget / cost))
+    # A row costs something even without keys.
+    cost = 128.0 * case.heads * (max(lengths, default=0) + 64)
+    keep = max(4, int(ORACLE_PRODUCTS[device.type] / cost))
     if keep >= len(lengths):
         return None
-    order = sorted(range(len(lengths)), key=lambda row: (lengths[row] % 64 not in (0, 1, 63), lengths[row]))
+    borders = [row for row, length in enumerate(lengths) if length % 64 in (0, 1, 63)]
     generator = torch.Generator().manual_seed(case.seed)
     drawn = torch.randperm(len(lengths), generator=generator)[:keep].tolist()
-    chosen = {0, len(lengths) - 1, order[0], order[-1], *drawn}
-    return torch.tensor(sorted(chosen)[: keep + 4], dtype=torch.int64)
+    chosen = {0, len(lengths) - 1, *borders[:2], *borders[-2:], *drawn}
+    return torch.tensor(sorted(chosen), dtype=torch.int64, device=device)
 
 
 def oracle(outcome: Outcome, runner: Runner, case: Case) -> tuple[Any, bool]:
     """(expected, exact): the exact logits of the sampled rows, with bound zero where the data are exact."""
-    rows = sampled_rows(case)
-    if rows is not None:
-        rows = rows.to(runner.device)
+    rows = sampled_rows(case, runner.device)
     operands, contract = outcome.operands, runner.impl.contract
     if is_exact_data(operands, contract, rows):
         return exact_expected(operands, contract, rows), True

@@ -185,7 +185,7 @@ def _empty(impl: Implementation, profile: Profile, device: torch.device) -> st.S
 
     @st.composite
     def cases(draw: st.DrawFn) -> Case:
-        requests = draw(st.sampled_from((0, 1, 2, 7, 32)))
+        requests = draw(st.sampled_from((0, 1, 2, 5) if impl.interpreted else (0, 1, 2, 7, 32)))
         next_n = draw(st.integers(1, 3)) if requests else 1
         lengths = [[0] * next_n for _ in range(requests)]
         if requests and draw(st.booleans()):
@@ -228,7 +228,7 @@ def _many(impl: Implementation, profile: Profile, device: torch.device) -> st.Se
         names = (0,) * rows
         found.append(Case(lengths=expanded, request_ids=names, row_ids=tuple(range(rows)), **common, **options))
         found.append(Case(lengths=((0,) + (1,) * (rows - 2) + (2,),), **common, **options))
-    return st.sampled_from(found[2:] if impl.interpreted or device.type == "cpu" else found)
+    return st.sampled_from(found if device.type == "cuda" else found[-1:])
 
 
 def _far(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[Case]:
@@ -264,11 +264,27 @@ def _plain(name: str) -> Callable[[Runner, Case], Verdict]:
 
 
 BOTH = ("logits", "topk")
+
+
+def always(impl: Implementation) -> bool:
+    """Listed whatever the implementation."""
+    return True
+
+
 CHECKS = [
-    Check("resources", "memory", BOTH, _memory, judge_memory, 3.0, shrinks=False),
+    Check(
+        "resources", "memory", BOTH, _memory, judge_memory, 3.0, shrinks=False, listed=lambda impl: bool(impl.workspace)
+    ),
     Check("resources", "empty", BOTH, _empty, _plain("empty"), 3.0, lambda case: case.longest <= 65),
     Check(
-        "resources", "many_rows", BOTH, _many, _plain("many_rows"), 0.0, lambda case: case.rows >= 4096, shrinks=False
+        "resources",
+        "many_rows",
+        BOTH,
+        _many,
+        _plain("many_rows"),
+        accepts=lambda case: case.rows >= 4096,
+        shrinks=False,
+        listed=always,
     ),
     Check(
         "resources",
@@ -279,6 +295,6 @@ CHECKS = [
         1.0,
         lambda case: case.data in EXACT,
     ),
-    Check("resources", "widths", ("logits",), _fixed, judge_widths, 0.0, needs=_no_variants, shrinks=False),
+    Check("resources", "widths", ("logits",), _fixed, judge_widths, needs=_no_variants, shrinks=False, listed=always),
     Check("resources", "graph", BOTH, _replayed, judge_graph, 0.5, needs=_no_graph),
 ]

@@ -12,10 +12,14 @@ from parity.cases.case import Case
 from parity.cases.reducer import reduce_case
 from parity.judge.outcome import Status, Verdict, merge
 from parity.run.runner import Runner
-from parity.suite.check import Check, examples_of, verdict
+from parity.suite.check import Check, examples_of
 from parity.suite.profiles import Profile
 
 BAD = (Status.FAILED, Status.ERROR)
+
+
+LISTED = 1000
+"""More than any list of cases holds."""
 
 
 class _Stop(BaseException):
@@ -49,19 +53,20 @@ def run_check(
     impl, started = runner.impl, time.monotonic()
     reason = impl.absent or check.needs(impl, runner.device)
     if reason:
-        return Finding(verdict(runner, check.id, Case(()), Status.NOT_RUN, reason), 0)
+        return Finding(Verdict(Status.NOT_RUN, check.level, check.name, message=reason), 0)
     strategy = check.strategy(impl, profile, runner.device)
     verdicts: list[Verdict] = []
     memory: dict[str, bool] = {}
     bad: list[tuple[Case, Verdict]] = []
     limit = started + seconds if seconds is not None else None
+    wanted = examples_of(check, profile.examples, impl, runner.device)
 
     def fails(case: Case) -> bool:
         key = str(case)
         if key in memory:
             return memory[key]
         now = time.monotonic()
-        if limit is not None and now > limit and (verdicts or bad):
+        if not bad and verdicts and (len(verdicts) == wanted or (limit is not None and now > limit)):
             raise _Stop
         found = check.judge(runner, case)
         if note is not None:
@@ -91,7 +96,8 @@ def run_check(
         find(
             strategy,
             condition,
-            settings=profile.settings(examples_of(check, profile.examples, impl.stage)),
+            # Hypothesis also counts cases that it has drawn before, and a list of cases ends by itself.
+            settings=profile.settings(2 * wanted if wanted else LISTED),
             random=profile.source(*names),
             database_key="/".join(names).encode() if profile.database else None,
         )
