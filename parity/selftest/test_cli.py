@@ -211,7 +211,7 @@ def test_run_reports_a_crash_as_an_error(tmp_path, faulty):
         (["--case", "v1 lens=3", "--impl", "warp-bf16"], "warp-bf16"),
         (["--case", "v1 lens=3", "--impl", "no.such.module:f", "--layout", "bf16"], "no.such.module"),
         (["--case", "v1 lens=3", "--impl", "torch-fp8"], "bf16 pages"),
-        (["--case", "v1 lens=3 stage=topk", "--impl", "torch-bf16"], "stage topk"),
+        (["--case", "v1 lens=3 stage=topk data=random", "--impl", "torch-bf16"], "stage topk"),
         (["--case", "v1 lens=3", "--impl", "torch-bf16", "--contract", "none.toml"], "none.toml"),
         (["--case", "v1 lens=3", "--impl", "torch-bf16", "--check", "layout/none"], "layout/none"),
     ],

@@ -1,0 +1,255 @@
+"""What is shipped and promised: the wheel's content, who may import whom, README, CI script, workflow and links."""
+
+import ast
+import configparser
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("reference", "impl", "parity")
+SHIPPED = ("pyproject.toml", "README.md", "LICENSE", "NOTICE")
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def setuptools_version() -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in version("setuptools").split(".")[:1])
+    except PackageNotFoundError:
+        return (0,)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel of a copy of this tree, so that the build leaves nothing in it."""
+    if setuptools_version() < (77,):
+        pytest.skip("not run: building the wheel needs setuptools 77 or newer in this environment")
+    copy = tmp_path_factory.mktemp("tree")
+    for name in SHIPPED:
+        shutil.copy(ROOT / name, copy)
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    code = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", code, "dist"], cwd=copy, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return copy / "dist" / done.stdout.split()[-1]
+
+
+def test_the_wheel_has_every_module_and_data_file(wheel):
+    with zipfile.ZipFile(wheel) as file:
+        names = {name for name in file.namelist() if ".dist-info/" not in name}
+    wanted = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file()
+        and not any(part == "__pycache__" or part.startswith(".") for part in path.relative_to(ROOT).parts)
+    }
+    assert names == wanted
+    assert {"parity/gate.ini", "parity/arithmetic_models.json"} <= names
+
+
+def test_the_wheel_names_the_command_the_plugin_and_the_licence(wheel):
+    with zipfile.ZipFile(wheel) as file:
+        names = file.namelist()
+        info = next(name.split("/")[0] for name in names if ".dist-info/" in name)
+        points = configparser.ConfigParser(delimiters=("=",))
+        points.read_string(file.read(f"{info}/entry_points.txt").decode())
+        metadata = file.read(f"{info}/METADATA").decode()
+    assert points["console_scripts"]["parity"] == "parity.cli:main"
+    # Any other name would register the module a second time beside `-p parity.plugin` and a conftest's pytest_plugins.
+    assert dict(points["pytest11"]) == {"parity.plugin": "parity.plugin"}
+    assert {f"{info}/licenses/LICENSE", f"{info}/licenses/NOTICE"} <= set(names)
+    assert "License-Expression: MIT" in metadata
+
+
+def test_an_unpacked_wheel_runs_away_from_the_checkout(wheel, tmp_path):
+    place = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(place)
+    code = f"import sys; sys.path.insert(0, {str(place)!r}); from parity.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = ["run", "--case", "v1 lens=3", "--impl", "torch-bf16", "--device", "cpu", "--check", "layout/exact"]
+    done = subprocess.run([sys.executable, "-P", "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 check of 1 implementation" in done.stdout
+
+
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_requirements_are_lower_bounds_and_pins_are_in_the_constraints():
+    names = {re.split(r"[<>=!; \[]", line)[0]: line for line in project()["dependencies"]}
+    assert {"torch", "triton", "numpy", "safetensors", "hypothesis", "pytest", "pytest-xdist"} == set(names)
+    assert not [line for line in names.values() if "<" in line or ",==" in line]
+    assert "sys_platform == 'linux'" in names["triton"]
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pinned = {re.split(r"[<>=]", line)[0] for line in pins}
+    assert "torch==2.13.0" in pins
+    assert set(names) | {"ruff", "mypy"} <= pinned
+
+
+ALLOWED = {
+    "reference": {"torch", "numpy", "reference"},
+    "impl": {"torch", "triton", "cuda", "impl"},
+}
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names of the modules that a file imports, wherever in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_reference_and_impl_share_no_code(package):
+    for path in (ROOT / package).rglob("*.py"):
+        foreign = {name.split(".")[0] for name in imported(path)} - set(sys.stdlib_module_names) - ALLOWED[package]
+        assert not foreign, f"{path.relative_to(ROOT)} imports {sorted(foreign)}"
+
+
+ROOMS = ("cases", "judge", "run", "suite", "faults", "explain", "report")
+
+
+def test_a_room_imports_only_rooms_before_it():
+    for number, room in enumerate(ROOMS):
+        for path in (ROOT / "parity" / room).rglob("*.py"):
+            later = {
+                name
+                for name in imported(path)
+                for other in ROOMS[number + 1 :]
+                if name == f"parity.{other}" or name.startswith(f"parity.{other}.")
+            }
+            assert not later, f"{path.relative_to(ROOT)} imports {sorted(later)}"
+
+
+def test_every_module_says_what_it_is_for():
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            assert ast.get_docstring(ast.parse(path.read_text())), f"{path.relative_to(ROOT)} has no docstring"
+
+
+def code_blocks(text: str) -> list[str]:
+    return re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_readmes_first_two_commands_are_what_ci_runs():
+    first, second = code_blocks(README.read_text())[0].strip().splitlines()
+    script = (ROOT / ".ci" / "run").read_text()
+    assert first.split("#")[0].split() == ["pip", "install", "-e", ".", "-c", "constraints.txt", "&&", "parity", "gate"]
+    install, test = second.split("#")[0].strip().split(" && ")
+    assert install.removeprefix("pip install ") in script
+    assert f"\n{test}\n" in script
+    assert "\nparity gate --profile ci\n" in script
+    for command in ("ruff check .", "ruff format --check .", "mypy"):
+        assert f"\n{command}\n" in script
+
+
+def test_the_ci_script_is_bash_and_starts_from_a_fresh_environment():
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & 0o111
+    assert subprocess.run(["bash", "-n", str(script)]).returncode == 0
+    assert "set -euo pipefail" in script.read_text()
+    assert "-m venv --clear .venv" in script.read_text()
+
+
+def test_every_parity_command_of_the_pages_parses():
+    from parity.cli import build_parser
+
+    words = re.compile(r"^\s*(?:python -m )?parity ((?:list|run|gate|golden|merge|recorded)[^#&\n]*)", re.MULTILINE)
+    found = [match for page in PAGES for match in words.findall(page.read_text())]
+    assert len(found) > 10
+    import shlex
+
+    for line in found:
+        line = re.sub(r"\[.*?\]", "", line)
+        arguments = shlex.split(line)
+        parsed, rest = build_parser().parse_known_args(arguments)
+        assert not rest, line
+        assert parsed.command == arguments[0]
+
+
+def test_the_workflow_parses_and_runs_the_gate_on_both_runners():
+    yaml = pytest.importorskip("yaml", reason="not run: pyyaml (extra `dev`) is not installed")
+    flow = yaml.safe_load((ROOT / ".github" / "workflows" / "parity.yml").read_text())
+    jobs = flow["jobs"]
+    assert jobs["cpu"]["runs-on"] == "ubuntu-latest"
+    assert jobs["cuda"]["runs-on"][0] == "self-hosted"
+    gates = {name: [s["run"] for s in job["steps"] if "parity gate" in s.get("run", "")] for name, job in jobs.items()}
+    assert len(gates["cpu"]) == len(gates["cuda"]) == 1
+    assert "--require-device cuda" in gates["cuda"][0]
+    from parity.cli import build_parser
+
+    for (command,) in gates.values():
+        _, rest = build_parser().parse_known_args(command.split("parity ", 1)[1].split())
+        assert not rest
+
+
+def anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_resolve(page):
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        assert "://" not in target, f"{target}: pages must stand alone"
+        path, _, fragment = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page.name} links to {target}"
+        if fragment:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+            assert fragment in {anchor(heading) for heading in headings}, f"{page.name} links to {target}"
+
+
+def test_every_page_is_linked_from_the_readme():
+    text = README.read_text()
+    for page in PAGES[1:]:
+        assert f"docs/{page.name}" in text, f"README does not link docs/{page.name}"
+
+
+def test_the_pages_name_every_status_level_profile_and_data_class():
+    from parity import cli, summary
+    from parity.cases.case import DATA
+
+    concepts, cases, gate = ((ROOT / "docs" / name).read_text() for name in ("concepts.md", "cases.md", "gate.md"))
+    for status in summary.SEVERITY:
+        assert status in concepts
+    for level in cli.LEVELS:
+        assert level in concepts
+    for profile in cli.PROFILES:
+        assert profile in gate
+    for classes in DATA.values():
+        for name in classes:
+            assert f"`{name}`" in cases
+    from dataclasses import fields
+
+    from parity.cases.case import Case
+
+    for item in fields(Case):
+        assert f"`{item.name}`" in cases or item.name == "lengths"
+
+
+def test_the_pages_name_every_contract_key():
+    from dataclasses import fields
+
+    from parity.judge.contract import Contract
+
+    text = (ROOT / "docs" / "concepts.md").read_text()
+    internal = {"arithmetic_name", "assumed", "dot_verified"}
+    for item in fields(Contract):
+        assert f"`{item.name}`" in text or item.name in internal, item.name
