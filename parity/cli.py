@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 from parity.command import USAGE, CommandError, check_writable, read_json, write_json
 
 PROFILES = ("smoke", "ci", "nightly", "debug")
-STAGES = ("logits", "topk")
-LAYOUTS = ("bf16", "fp8")
+STAGES = ("logits", "topk", "store")
+LAYOUTS = ("bf16", "fp8", "fp4")
 LEVELS = ("layout", "rounding", "selection", "invariance", "resources")
 EXITS = "exit codes: 0 passed, 1 parity failed, 2 usage, environment, or nothing judged"
 

@@ -48,7 +48,7 @@ def show_list(options: argparse.Namespace) -> int:
         {
             "name": impl.name,
             "stage": impl.stage,
-            "layout": impl.layout if impl.stage == "logits" else None,
+            "layout": impl.layout if impl.stage != "topk" else None,
             "arithmetic": impl.contract.describe_dot() if impl.stage == "logits" else None,
             "absent": impl.absent,
         }
@@ -103,7 +103,7 @@ def run_case(options: argparse.Namespace) -> int:
     device = device_of(options)
     if options.stage is None and ":" in options.impl:
         options.stage = case.stage
-    if options.layout is None and case.stage == "logits" and ":" in options.impl and not options.contract:
+    if options.layout is None and case.stage != "topk" and ":" in options.impl and not options.contract:
         options.layout = case.layout
     impl = implementation(options, device)
     mismatch(case, impl)
@@ -132,8 +132,9 @@ def mismatch(case: Case, impl: Implementation) -> None:
         raise CommandError(f"--impl {impl.name}: not run: {impl.absent}")
     if case.stage != impl.stage:
         raise CommandError(f"--case is of stage {case.stage}, {impl.name} is a {impl.stage} function")
-    if case.stage == "logits" and case.layout != impl.layout:
-        raise CommandError(f"--case has {case.layout} pages, {impl.name} reads {impl.layout}")
+    if case.stage != "topk" and case.layout != impl.layout:
+        verb = "writes" if impl.stage == "store" else "reads"
+        raise CommandError(f"--case has {case.layout} pages, {impl.name} {verb} {impl.layout}")
 
 
 def case_row(found: dict[str, Any], impl: Implementation, check: Any) -> dict[str, Any]:

@@ -216,7 +216,13 @@ _INTEGERS = ("heads", "seed", "k", "perm", "prefix", "spare", "gap", "width", "m
 
 
 def parse_case(text: str) -> Case:
-    """The case that prints as `text`. ValueError, in one sentence, for another version, key, value or shape."""
+    """The case that prints as `text`. ValueError, in one sentence, for another version, key, value or shape.
+
+    A string that says stage=store gives a parity.cases.store.StoreCase, which travels the same way."""
+    from parity.cases.store import is_store_case, parse_store_case
+
+    if is_store_case(text):
+        return parse_store_case(text)  # type: ignore[return-value]
     words = text.split()
     if not words or words[0] != VERSION:
         got = repr(words[0]) if words else "an empty string"

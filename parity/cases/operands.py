@@ -89,6 +89,10 @@ class TopkOperands(_Stored):
 def build(case: Case, device: str | torch.device = "cpu") -> "Operands | TopkOperands":
     """The operands of a case on a device, the same bits on every device; new storages at every call."""
     device = torch.device(device)
+    if case.stage == "store":
+        from parity.cases.store_operands import build_store
+
+        return build_store(case, device)  # type: ignore
     return build_topk(case, device) if case.stage == "topk" else build_logits(case, device)
 
 

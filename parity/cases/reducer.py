@@ -60,6 +60,10 @@ def reduce_case(
     """
     if budget < 1:
         raise ValueError(f"budget must be at least 1 call, got {budget}")
+    if case.stage == "store":
+        from parity.cases.store import reduce_store_case
+
+        return reduce_store_case(case, still_fails, budget)  # type: ignore
     search = _Search(case, still_fails, budget, on_step)
     if not search.confirm():
         return case

@@ -42,8 +42,8 @@ def judge_keys(contents: Tensor, operands: StoreOperands, contract: Contract, la
     """The stored keys of all tokens with a slot, against the contract's schedule."""
     kept, payload, scales = stored_bytes(contents, operands)
     judged = kept[largest_judged(operands.pooled[kept])]
-    if not judged.numel():
-        return labels.verdict(Status.PASSED)
+    if not judged.numel():  # what was looked at is that nothing was written
+        return labels.verdict(Status.PASSED, cells=contents.numel())
     place = torch.searchsorted(kept, judged)
     payload, scales = payload[place], scales[place]
     given = (operands.norm_weight, operands.eps, operands.positions[judged], operands.rope_table)
@@ -62,7 +62,7 @@ def judge_keys(contents: Tensor, operands: StoreOperands, contract: Contract, la
         what = f"channel {column}" if name == "value" else f"{name} {column}" if bad.shape[1] > 1 else name
         wanted = f"{float(low[row, column]):.9g} to {float(high[row, column]):.9g}"
         note = f"{what}, {int(bad.sum())} of {bad.numel()} wrong, in {int(bad.any(1).sum())} of {len(judged)} keys"
-        where = _where(operands, token)
+        where = token_place(operands, token)
         return _failed(labels, where, float(got[row, column]), wanted, note, cells=cells, resolution=found.resolution)
     return labels.verdict(Status.PASSED, cells=cells, resolution=found.resolution)
 
@@ -82,7 +82,7 @@ def _compare_bytes(
         if bool(bad.any()):
             row, column = divmod(int(bad.reshape(-1).to(torch.uint8).argmax()), bad.shape[1])
             note = f"{name} {column}, {int(bad.sum())} of {bad.numel()} wrong, in {int(bad.any(1).sum())} keys"
-            where = _where(operands, int(judged[row]))
+            where = token_place(operands, int(judged[row]))
             return _failed(labels, where, int(got[row, column]), int(want[row, column]), note, cells=cells)
     return labels.verdict(Status.PASSED, cells=cells)
 
@@ -125,7 +125,7 @@ def byte_place(operands: StoreOperands, address: int) -> tuple[dict[str, int], s
     return where | {"slot": slot}, f"byte {address}, in the {what} of slot {slot} on page {page},"
 
 
-def _where(operands: StoreOperands, token: int) -> dict[str, int]:
+def token_place(operands: StoreOperands, token: int) -> dict[str, int]:
     slot = int(operands.out_loc[token])
     where = {"token": token, "position": int(operands.positions[token]), "slot": slot, "page": slot // PAGE}
     return where | {"offset": slot % PAGE}

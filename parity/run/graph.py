@@ -15,6 +15,10 @@ def replay(impl: Implementation, function: Callable[..., Any], wide: Any, narrow
 
     Both cases must have operands of the same shapes. An outcome of `unsupported` names why capture is impossible here.
     """
+    if impl.stage == "store":
+        from parity.run.store_runner import replay_store
+
+        return replay_store(function, wide, narrow, device)
     if device.type != "cuda":
         return Outcome(unsupported="CUDA graphs need a CUDA device")
     if "schedule_meta" in impl.parameters:

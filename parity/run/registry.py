@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 
+from impl.store_modes import MODES
 from parity.judge.contract import Contract
 from parity.run import interpreter, memory
 
-BUILTIN_NAMES = ("torch-bf16", "torch-fp8", "triton-bf16", "triton-fp8", "topk")
+STORE_NAMES = tuple(mode.name.replace("_", "-") for mode in MODES)
+BUILTIN_NAMES = ("torch-bf16", "torch-fp8", "triton-bf16", "triton-fp8", "topk", *STORE_NAMES)
 FLAG, STRICT = "TRITON_INDEXER", "TRITON_INDEXER_STRICT"
 
 
@@ -32,7 +34,7 @@ class Implementation:
     """One function under judgement.
 
     name        what reports call it; for a user's function its spec
-    stage       "logits" or "topk"
+    stage       "logits", "topk" or "store"
     layout      "bf16", "fp8" or "fp4" (meaningless for top-k)
     contract    what it promises
     function    callable by keyword, or None: a worker loads `spec` in its own process
@@ -97,7 +99,9 @@ def builtin(device: torch.device) -> dict[str, Implementation]:
         kernel="torch",
         arguments=("--impl", "topk"),
     )
-    return found
+    from parity.run.store_builtin import stores
+
+    return found | stores(device)
 
 
 def _triton_missing(device: torch.device) -> str | None:
@@ -253,11 +257,10 @@ def load(
             contract = Contract.from_dict(words, device, layout=layout, stage=stage)
     except (ValueError, TypeError) as error:
         raise error if isinstance(error, SpecError) else SpecError(str(error)) from error
-    if contract.stage not in ("logits", "topk"):
-        raise SpecError(f"stage: expected logits or topk, got {contract.stage!r}")
     words_to_repeat = ["--impl", spec, "--layout", contract.layout]
     if contract.stage != "logits":
         words_to_repeat = ["--impl", spec, "--stage", contract.stage]
+        words_to_repeat += ["--layout", contract.layout] if contract.stage == "store" else []
     if contract_path is not None:
         words_to_repeat += ["--contract", str(contract_path)]
     return Implementation(
@@ -297,8 +300,9 @@ def _builtin_named(
     if name not in BUILTIN_NAMES:
         split_spec(name)
     impl = builtin(device)[name]
-    if layout is not None and impl.stage == "logits" and layout != impl.layout:
-        raise SpecError(f"layout: {name} reads {impl.layout} pages, got {layout}")
+    if layout is not None and impl.stage != "topk" and layout != impl.layout:
+        verb = "writes" if impl.stage == "store" else "reads"
+        raise SpecError(f"layout: {name} {verb} {impl.layout} pages, got {layout}")
     if stage is not None and stage != impl.stage:
         raise SpecError(f"stage: {name} is a {impl.stage} function, got {stage}")
     if contract_path is None:

@@ -173,6 +173,10 @@ def execute(
 
     Python exceptions of the function become `error`; a process that dies is the worker's business.
     """
+    if impl.stage == "store":
+        from parity.run.store_runner import execute_store
+
+        return execute_store(impl, function, operands, measure=measure, repeats=repeats)
     outcome = Outcome(operands=operands)
     device = operands.context_lens.device
     before = operands.snapshot()

@@ -1,4 +1,4 @@
-"""The fused store's modes as implementations to judge: on a GPU as compiled, on a CPU as the same source executed there."""
+"""The fused store's modes as implementations to judge: compiled on a GPU, the same source executed on a CPU."""
 
 from collections.abc import Callable
 from typing import Any

@@ -70,6 +70,7 @@ def all_checks(*, levels: Iterable[str] = LEVELS, stage: str | None = None) -> l
         if level not in LEVELS:
             raise ValueError(f"level: expected one of {', '.join(LEVELS)}, got {level!r}")
         found += importlib.import_module(f"parity.suite.{level}").CHECKS
+        found += [check for check in importlib.import_module("parity.suite.store").CHECKS if check.level == level]
     return [check for check in found if stage is None or stage in check.stages]
 
 

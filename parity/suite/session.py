@@ -71,7 +71,7 @@ class Session:
             how = "in process" if impl.function is not None else "in a worker process"
             route = f", route {impl.kernel}" if impl.route is not None else ""
             where = f"not here: {impl.absent}" if impl.absent else how
-            contract = f"{impl.layout}, " if impl.stage == "logits" else ""
+            contract = f"{impl.layout}, " if impl.stage != "topk" else ""
             dot = f"dot {impl.contract.describe_dot()}, " if impl.stage == "logits" else ""
             lines.append(f"parity: {impl.name}: {impl.stage}, {contract}{dot}{where}{route}")
         return lines
@@ -86,7 +86,7 @@ class Session:
             "implementations": {
                 impl.name: {
                     "stage": impl.stage,
-                    "layout": impl.layout if impl.stage == "logits" else None,
+                    "layout": impl.layout if impl.stage != "topk" else None,
                     "dot": impl.contract.describe_dot() if impl.stage == "logits" else None,
                     "absent": impl.absent,
                 }
@@ -145,7 +145,7 @@ def row(impl: Implementation, check: Check, finding: Finding) -> Row:
     return {
         "implementation": impl.name,
         "stage": impl.stage,
-        "layout": impl.layout if impl.stage == "logits" else None,
+        "layout": impl.layout if impl.stage != "topk" else None,
         "level": check.level,
         "check": check.name,
         "status": str(verdict.status),
