@@ -114,7 +114,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if SESSION not in metafunc.config.stash:
         raise pytest.UsageError("parity: the suite is collected without having been asked for; name --parity-impl")
     pairs = metafunc.config.stash[SESSION].pairs(metafunc.function.__name__.removeprefix("test_"))
-    metafunc.parametrize("parity_pair", pairs, ids=[f"{impl.name}-{check.name}" for impl, check in pairs])
+    metafunc.parametrize("parity_pair", pairs, ids=[f"{impl.short}-{check.name}" for impl, check in pairs])
 
 
 @pytest.fixture
@@ -180,8 +180,9 @@ class Reporter:
         place, bracket, rest = report.nodeid.partition("[")
         level = place.rpartition("::test_")[2]
         if bracket and level in LEVELS:
-            name, _, check = rest.rstrip("]").rpartition("-")
-            self.record.add([crashed(name, level, check, str(report.longrepr)[-2000:])])
+            short, _, check = rest.rstrip("]").rpartition("-")
+            names = [impl.name for impl in self.session.implementations.values() if impl.short == short]
+            self.record.add([crashed((names or [short])[0], level, check, str(report.longrepr)[-2000:])])
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:

@@ -282,7 +282,8 @@ def watched(*, dry: bool = False) -> Iterator[Watch]:
     builder, executor = type(module.interpreter_builder), module.GridExecutor
     load, store = builder.create_masked_load, builder.create_masked_store
     set_grid, to_host, call = builder.set_grid_dim, executor._init_args_hst, executor.__call__
-    patch_language, patched = module._patch_lang, set()
+    patch_language = module._patch_lang
+    patched: set[int] = set()
 
     def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         watch.loads += _check(watch, ptrs, mask, "load")

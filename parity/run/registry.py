@@ -61,6 +61,11 @@ class Implementation:
     arguments: tuple[str, ...] = field(default=())
 
     @property
+    def short(self) -> str:
+        """The name without the folders of a file, for test ids."""
+        return self.name.rpartition("/")[2]
+
+    @property
     def interpreted(self) -> bool:
         """Whether a call costs interpreter time (known for our own kernels only)."""
         return self.kernel == "triton" and interpreter.interpreting()

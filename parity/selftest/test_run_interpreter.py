@@ -1,0 +1,162 @@
+"""Corrections of Triton's interpreter, address checks and dry launches, on small kernels."""
+
+import numpy as np
+import pytest
+import torch
+
+from parity.run import interpreter
+
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
+
+pytestmark = pytest.mark.skipif(not interpreter.interpreting(), reason="kernels are compiled here")
+
+
+@triton.jit
+def _dot(a, b, out, N: tl.constexpr):
+    i, j = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+    tl.store(out + i * N + j, tl.dot(tl.load(a + i * N + j), tl.load(b + i * N + j)))
+
+
+@triton.jit
+def _add(a, b, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(a + i) + tl.load(b + i))
+
+
+@triton.jit
+def _cast(a, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(a + i).to(out.dtype.element_ty))
+
+
+@triton.jit
+def _less(a, b, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.where(tl.load(a + i) < tl.load(b + i), 1.0, 0.0))
+
+
+@triton.jit
+def _read(a, out, offset, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i + tl.program_id(0) * 0, tl.load(a + i + offset))
+
+
+@triton.jit
+def _masked(a, out, size, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(a + i * 1000, mask=i < size, other=0.0), mask=i < size)
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_dots_of_small_formats_are_right_when_corrected(dtype):
+    a, b = drawn(16, 16).to(dtype), drawn(16, 16, seed=1).to(dtype)
+    out = torch.empty(16, 16)
+    with interpreter.corrected():
+        _dot[(1,)](a, b, out, 16)
+    torch.testing.assert_close(out, a.float() @ b.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_the_defect_is_there_without_the_correction():
+    """The correction is dead weight once triton multiplies bf16 values itself: this test then says so."""
+    a = drawn(16, 16).bfloat16()
+    out = torch.empty(16, 16)
+    _dot[(1,)](a, a, out, 16)
+    assert not torch.allclose(out, a.float() @ a.float(), rtol=1e-2, atol=1e-2)
+
+
+def test_bf16_sums_round_to_nearest():
+    a, b, out = drawn(64).bfloat16(), drawn(64, seed=1).bfloat16(), torch.empty(64, dtype=torch.bfloat16)
+    with interpreter.corrected():
+        _add[(1,)](a, b, out, 64)
+    assert torch.equal(out, a + b)
+
+
+def test_bf16_comparisons_see_values():
+    a, b, out = drawn(64).bfloat16(), drawn(64, seed=1).bfloat16(), torch.empty(64)
+    with interpreter.corrected():
+        _less[(1,)](a, b, out, 64)
+    assert torch.equal(out, (a < b).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_narrowing_is_to_nearest_and_saturates(dtype):
+    top = torch.finfo(dtype).max if dtype != torch.bfloat16 else 3e38
+    a = torch.cat([drawn(60) * 100, torch.tensor([0.0, -0.0, 1e-9, 0.4])]).clamp(-top, top)
+    out = torch.empty(64, dtype=dtype)
+    with interpreter.corrected():
+        _cast[(1,)](a, out, 64)
+    assert torch.equal(out.float(), a.to(dtype).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_widening_is_exact_for_every_pattern(dtype):
+    bits = torch.arange(256, dtype=torch.uint8) if dtype != torch.bfloat16 else torch.arange(-(2**15), 2**15)
+    a = bits.to(torch.uint8 if dtype != torch.bfloat16 else torch.int16).view(dtype)
+    out = torch.empty(len(a))
+    with interpreter.corrected():
+        _cast[(1,)](a, out, len(a))
+    assert torch.equal(out.nan_to_num(7e7), a.float().nan_to_num(7e7))
+
+
+def test_round_bf16_keeps_nan_and_infinity():
+    given = np.array([np.nan, np.inf, -np.inf, 3.4e38, 1.0], dtype=np.float32)
+    wanted = torch.from_numpy(given).bfloat16().view(torch.int16).numpy().view(np.uint16)
+    got = interpreter.round_bf16(given)
+    assert np.isnan(interpreter.widen_bf16(got)[0]) and (got[1:] == wanted[1:]).all()
+
+
+def test_corrections_end_with_the_block():
+    from triton.runtime import interpreter as module
+
+    builder = type(module.interpreter_builder)
+    before = builder.create_dot, builder.cast_impl, builder.create_masked_load, module._patch_lang
+    with interpreter.corrected(), interpreter.watched():
+        assert builder.create_dot is not before[0]
+    assert before == (builder.create_dot, builder.cast_impl, builder.create_masked_load, module._patch_lang)
+
+
+@pytest.mark.parametrize("offset", [1, -1, 1 << 20, -(1 << 20)])
+def test_an_address_outside_every_tensor_is_refused(offset):
+    a, out = drawn(16), torch.empty(16)
+    with pytest.raises(Exception, match="outside every tensor") as caught:
+        with interpreter.watched():
+            _read[(1,)](a, out, offset, 16)
+    assert isinstance(interpreter.cause(caught.value), interpreter.OutOfBounds)
+
+
+def test_masked_addresses_may_be_anywhere():
+    a, out = drawn(1), torch.zeros(16)
+    with interpreter.watched() as watch:
+        _masked[(1,)](a, out, 1, 16)
+    assert out[0] == a[0] and (watch.loads, watch.stores) == (1, 1)
+
+
+def test_a_view_may_be_read_within_its_storage():
+    a, out = drawn(64), torch.empty(16)
+    with interpreter.watched():
+        _read[(1,)](a[16:32], out, 16, 16)
+    assert torch.equal(out, a[32:48])
+
+
+def test_a_dry_launch_writes_nothing_and_shows_its_grid():
+    a, out = drawn(16), torch.full((16,), 5.0)
+    with interpreter.watched(dry=True) as watch:
+        _read[(3, 70_000)](a, out, 0, 16)
+    assert bool((out == 5).all())
+    assert watch.launches[0].grid == (3, 70_000, 1)
+    assert "grid y is 70000" in (watch.launches[0].excess() or "")
+    with interpreter.watched() as watch:
+        _read[(2,)](a, out, 0, 16)
+    assert watch.launches[0].excess() is None and torch.equal(out, a)
+
+
+def test_prepare_respects_the_environment(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert interpreter.prepare("cpu") is False
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert interpreter.prepare("cpu") is True
