@@ -6,9 +6,10 @@ import torch
 
 from impl.checks import PAGE, check_topk
 
-# Composite keys cost 8 bytes a logit and torch.topk about as much again: rows go in chunks of this many bytes of keys.
-CHUNK_BYTES = 128 << 20
-_MASKED = -(2**63)
+# Rows go in chunks of this many bytes of int32 keys; temporaries are a few times that.
+CHUNK_BYTES = 64 << 20
+_GREATEST = 2**31 - 1
+_MASKED = -(2**31)
 _LOW = 0xFFFFFFFF
 
 
@@ -33,7 +34,7 @@ def topk_to_slots(
     if rows == 0 or kept == 0:
         return slots, positions
     lens = context_lens.clamp(0, limit).reshape(-1, 1)
-    step = max(1, CHUNK_BYTES // (8 * limit))
+    step = max(1, CHUNK_BYTES // (4 * limit))
     for first in range(0, rows, step):
         last = min(first + step, rows)
         found, valid = _best(logits[first:last, :limit], lens[first:last], kept)
@@ -48,18 +49,25 @@ def topk_to_slots(
 def _best(logits: torch.Tensor, lens: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Positions int64 [rows, k] in the documented order, and which of them are valid.
 
-    One int64 key per logit, the order-preserving integer of the float above the complement of its position: no two are
-    equal, so that any correct top-k of them is the same.
+    torch.topk does not say which of several equal values it takes, but the values themselves are certain, and so is
+    every position above the last of them. The places left go to the lowest positions equal to it, by a second top-k.
     """
-    # Adding zero turns -0 into +0. A negative float's bits are mirrored; NaN gets the greatest pattern of all.
+    width = logits.shape[1]
+    position = torch.arange(width, device=logits.device, dtype=torch.int32)
+    # The order of floats as integers: adding zero turns -0 into +0, a negative float's bits are mirrored, NaN is greatest.
     bits = (logits + 0.0).view(torch.int32)
-    order = torch.where(logits.isnan(), 0x7FFFFFFF, bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)
-    position = torch.arange(logits.shape[1], device=logits.device)
-    key = (order << 32) | (_LOW - position)
+    key = torch.where(logits.isnan(), _GREATEST, bits ^ ((bits >> 31) & _GREATEST))
     key.masked_fill_(position >= lens, _MASKED)
-    best = torch.topk(key, k, dim=1).values
-    valid = torch.arange(k, device=logits.device) < lens
-    return _LOW - (best & _LOW), valid
+    values, found = torch.topk(key, k, dim=1)
+    last = values[:, -1:]
+    above = (values > last).sum(dim=1, keepdim=True)
+    ties = torch.topk(torch.where(key == last, width - position, 0), k, dim=1).values
+    rank = torch.arange(k, device=logits.device)
+    found = torch.where(rank < above, found, width - ties.gather(1, (rank - above).clamp_min_(0)))
+    # No two of these are equal, so that any sort orders them alike: by value, then by the complement of the position.
+    unique = (values.to(torch.int64) << 32) | (_LOW - found)
+    unique = unique.sort(dim=1, descending=True).values
+    return _LOW - (unique & _LOW), rank < lens
 
 
 CONTRACT: dict[str, Any] = {"stage": "topk", "batch_invariant": True, "devices": ["cpu", "cuda"]}
