@@ -12,9 +12,12 @@ from typing import Any
 import torch
 
 from parity.judge.arithmetic import IEEE, Grouped
-from parity.run.probe_search import Card, Decision, search
+from parity.run.probe_search import RANGES, Card, Decision, search
 
 DISTRIBUTIONS = ("gaussian", "heavy-tailed", "positive", "few terms", "cancellation")
+SUBNORMAL = "subnormal"
+"""A sixth one, rows of subnormal operands. In e4m3 these are ordinary values and the heavy tails have them; in the wide
+formats they are exotic, so they are compared and reported, but a model that misses them still holds elsewhere."""
 CANDIDATES: dict[str, tuple[Any, ...]] = {
     "group": (1, 2, 4, 8, 16, 32, 64, 128),
     "kept": tuple(range(8, 31)),
@@ -101,6 +104,12 @@ def probe(card: Card, tiles: int = 56, seed: int = 0) -> Finding:
                     decided.append(Decision(name, getattr(better, name), reason))
             model, unexplained = better, asked.disagreements(better)
     mismatches, ratio = _compare(card, model, tiles, seed)
+    notes = special_values(card, model)
+    if card.operand != "e4m3":
+        a, b = draw(card, SUBNORMAL, max(1, tiles // 4), seed)
+        got, predicted = card.dot(a, b), model.exact_dot(a, b)
+        differ = int(((got != predicted) & ~(got.isnan() & predicted.isnan())).sum())
+        notes.append(f"subnormal operands: {differ:,} of {got.numel():,} dots differ from the model")
     fits = not unexplained and not sum(mismatches.values())
     return Finding(
         card=str(card),
@@ -112,7 +121,7 @@ def probe(card: Card, tiles: int = 56, seed: int = 0) -> Finding:
         mismatches=mismatches,
         unexplained=unexplained,
         ieee_ratio=ratio,
-        notes=tuple(special_values(card, model)),
+        notes=tuple(notes),
     )
 
 
@@ -125,7 +134,8 @@ def count_mismatches(card: Card, model: Grouped, dots: int, seed: int = 0) -> tu
 
 def draw(card: Card, distribution: str, tiles: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Operands a [tiles, rows, depth], b [tiles, columns, depth] of a distribution, in the card's dtype and device."""
-    g = torch.Generator(device=card.device).manual_seed(seed * 31 + DISTRIBUTIONS.index(distribution))
+    g = torch.Generator(device=card.device).manual_seed(seed * 31 + (*DISTRIBUTIONS, SUBNORMAL).index(distribution))
+    span = RANGES[card.operand]
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=g, device=card.device)
@@ -140,7 +150,7 @@ def draw(card: Card, distribution: str, tiles: int, seed: int) -> tuple[torch.Te
     def side(count: int) -> torch.Tensor:
         shape = (tiles, count, card.depth)
         x = normal(*shape)
-        if distribution == "heavy-tailed":  # e4m3 has 18 octaves from its subnormals on: all of them occur
+        if distribution in ("heavy-tailed", SUBNORMAL):  # e4m3 has 18 octaves: all of them occur
             return x * torch.exp2(integer(-9, 8, *shape).to(torch.float32))
         if distribution == "positive":
             return scaled(x.abs())
@@ -150,6 +160,11 @@ def draw(card: Card, distribution: str, tiles: int, seed: int) -> tuple[torch.Te
         return scaled(x)
 
     a, b = side(card.rows), side(card.columns)
+    if distribution == SUBNORMAL or (distribution == "heavy-tailed" and card.operand == "e4m3"):
+        below = a[:, ::4].abs().amax(-1, keepdim=True) * 2.0  # every fourth row lies below the smallest normal value
+        a[:, ::4] = a[:, ::4] / below * 2.0**span.low
+        if distribution == SUBNORMAL:  # some of the others are large, or the products would all underflow
+            b[:, ::2] *= 2.0 ** max(0, span.high - 30)
     if distribution == "cancellation":
         half = card.depth // 2
         order = torch.randperm(card.depth, generator=g, device=card.device)
@@ -177,7 +192,11 @@ def _compare(card: Card, model: Grouped, tiles: int, seed: int) -> tuple[dict[st
 
 def _descend(card: Card, model: Grouped, seed: int) -> Grouped:
     """From a model that misses some dots to one that misses fewest, one parameter at a time."""
-    sample = [(a, b, card.dot(a, b)) for a, b in (draw(card, name, 1, seed) for name in DISTRIBUTIONS)]
+    corner = slice(0, 16)  # a thousand dots tell candidates apart; the full check follows
+    sample = []
+    for name in DISTRIBUTIONS:
+        a, b = draw(card, name, 1, seed)
+        sample.append((a[:, corner], b[:, corner], card.dot(a, b)[:, corner, corner]))
 
     def misses(candidate: Grouped) -> int:
         return sum(int((candidate.exact_dot(a, b) != got).sum()) for a, b, got in sample)

@@ -148,7 +148,7 @@ def search(card: Card) -> tuple[Grouped, list[Decision], Questions]:
     product_exponent = _product_exponent(ask, kept, decided)
     final = _final(ask, kept, group, decided)
     rounding = _rounding(ask, kept, final, group, decided)
-    subnormals = _subnormals(ask, kept, decided)
+    subnormals = _subnormals(ask, kept, product_exponent, decided)
     model = Grouped(
         group=group,
         kept=kept,
@@ -282,8 +282,11 @@ def _rounding(ask: Questions, kept: int, final: int, group: int, decided: list[D
     return "zero"
 
 
-def _subnormals(ask: Questions, kept: int, decided: list[Decision]) -> str:
+def _subnormals(ask: Questions, kept: int, product_exponent: str, decided: list[Decision]) -> str:
     """A subnormal operand leads the group, then a zero beside the largest operand."""
+    if product_exponent == "product":
+        decided.append(Decision("subnormals", "minimum", "operands' exponents play no part"))
+        return "minimum"
     low, high = ask.range.low, ask.range.high - 1
     tiny = 2.0 ** (low - 2)
     lead = low - 2 + high
