@@ -143,10 +143,11 @@ __device__ inline unsigned e4m3x4(const Four& x, float inverse) {
 
 template <int FORMAT, bool PUBLISHED, bool FAKE_FP4, class Pooled, class Weight, int LANES>
 __device__ inline void store_token(const Pooled* pooled, const Weight* norm_weight, float eps, const float* cos_sin,
-                                   unsigned char* page, int row, bool active, int lane) {
+                                   unsigned char* kv_cache, long long page_at, int row, bool active, int lane) {
     constexpr int CHUNKS = 32 / LANES;
+    unsigned char* page = kv_cache + page_at;
     Four x[CHUNKS];
-    // All loads first; lanes of a token that is left out take part in the shuffles with zeros.
+    // All loads first. Lanes of a token that is left out take part in the shuffles, with zeros.
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c)
         x[c] = active ? load4(pooled + 4 * (c * LANES + lane)) : Four{0.f, 0.f, 0.f, 0.f};
@@ -174,9 +175,10 @@ __device__ inline void store_token(const Pooled* pooled, const Weight* norm_weig
         if ((c + 1) * LANES > 16 && c * LANES + lane >= 16) {
 #pragma unroll
             for (int i = 0; i < 4; i += 2) {
-                const float re = x[c].v[i], im = x[c].v[i + 1], co = turn[c].v[i], si = turn[c].v[i + 1];
-                x[c].v[i] = stage<PUBLISHED>(re * co - im * si);
-                x[c].v[i + 1] = stage<PUBLISHED>(re * si + im * co);
+                float &re = x[c].v[i], &im = x[c].v[i + 1], co = turn[c].v[i], si = turn[c].v[i + 1];
+                const float turned = stage<PUBLISHED>(re * co - im * si);
+                im = stage<PUBLISHED>(re * si + im * co);
+                re = turned;
             }
         }
 
@@ -246,7 +248,7 @@ __global__ void __launch_bounds__(THREADS)
     const bool active = slot >= 0 && slot < slots && position >= 0 && position < max_position;
     store_token<FORMAT, PUBLISHED, FAKE_FP4, Pooled, Weight, LANES>(
         pooled + (long long)token * DIM, norm_weight, eps, rope_table + (long long)position * 64,
-        kv_cache + (slot >> 6) * page_stride, (int)(slot & 63), active, lane);
+        kv_cache, (slot >> 6) * page_stride, (int)(slot & 63), active, lane);
 }
 
 }  // namespace indexer
