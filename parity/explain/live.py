@@ -1,0 +1,110 @@
+"""A real implementation in the place of the emulated scores: its logits on the pages that a configuration stores."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parity.cases.case import PAGE
+from parity.explain.choices import Configuration
+from parity.explain.pipeline import Pipeline
+from parity.run import registry, runner
+from reference import pages
+
+LAYOUT_OF = {"bf16": "bf16", "fp8": "fp8", "fp8-pow2": "fp8"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """One prefill of n rows in the calling convention; physical pages are permuted."""
+
+    q: Tensor
+    kv_cache: Tensor
+    weights: Tensor
+    context_lens: Tensor
+    block_table: Tensor
+    max_context_len: int
+    clean_logits: bool = True
+
+    def kwargs(self) -> dict[str, Any]:
+        """The keyword arguments of a logits function."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+def layout_of(c: Configuration) -> str:
+    """The page layout whose logits functions can read this configuration's keys and queries.
+
+    ValueError where there is none: queries and keys must both be bf16 or both fp8.
+    """
+    layout = LAYOUT_OF.get(c["store"])
+    if layout is None or LAYOUT_OF.get(c["query"]) != layout:
+        raise ValueError(
+            "store, query: a logits function reads bf16 queries with bf16 keys, or fp8 queries with fp8 keys, got "
+            f"{c['query']} queries and {c['store']} keys"
+        )
+    return layout
+
+
+def operands(pipeline: Pipeline, c: Configuration, seed: int = 0) -> Operands:
+    """Queries, pages, weights, lengths and table of a configuration, as a server would hold them."""
+    layout, sample = layout_of(c), pipeline.sample
+    key, q = pipeline.keys(c), pipeline.queries(c)
+    weight = pipeline.head_weights(c)
+    device, rows, count = sample.device, sample.gate.shape[0], sample.keys
+    used = -(-count // PAGE)
+    order = torch.randperm(used + 1, generator=torch.Generator().manual_seed(seed))[:used].to(device)
+    number = torch.arange(count, device=device)
+    slots = order[number // PAGE] * PAGE + number % PAGE
+    if layout == "bf16":
+        pool = torch.zeros((used + 1, PAGE, 1, 128), dtype=torch.bfloat16, device=device)
+        pages.write_keys(pool, layout, slots, key.payload.to(torch.bfloat16))
+        queries = q.payload.to(torch.bfloat16)
+    else:
+        assert key.scale is not None and q.scale is not None
+        pool = torch.zeros((used + 1, PAGE, 1, 132), dtype=torch.uint8, device=device)
+        pages.write_keys(pool, layout, slots, key.payload.to(torch.float8_e4m3fn), key.scale)
+        queries, weight = q.payload.to(torch.float8_e4m3fn), weight * q.scale
+    return Operands(
+        q=queries[None].contiguous(),
+        kv_cache=pool,
+        weights=weight.contiguous(),
+        context_lens=sample.lens.to(torch.int32)[None].contiguous(),
+        block_table=order.to(torch.int32)[None].contiguous(),
+        max_context_len=count,
+    )
+
+
+def logits(impl: registry.Implementation, pipeline: Pipeline, c: Configuration, seed: int = 0) -> Tensor:
+    """The implementation's own logits of a configuration, float32 [n, S], -inf where nothing is visible.
+
+    It runs in this process: a crash of it ends the command. ValueError for a layout that does not fit, RuntimeError
+    for a result of another form or for an exception.
+    """
+    layout = layout_of(c)
+    if impl.stage != "logits" or impl.layout != layout:
+        raise ValueError(
+            f"impl: {impl.name} computes {impl.stage} of {impl.layout} pages, needed are logits of {layout}"
+        )
+    function = impl.function or registry.resolve_name(str(impl.spec))
+    given = operands(pipeline, c, seed)
+    named = given.kwargs()
+    if "schedule_meta" in impl.parameters:
+        raise ValueError(f"impl: {impl.name} needs schedule_meta, which `parity explain` does not build")
+    with runner.interpreter.corrected():
+        try:
+            out = function(**named)
+        except Exception as error:
+            raise RuntimeError(f"{impl.name} failed: {runner.sentence(error)}") from error
+    shape = (sample_rows(given), given.max_context_len)
+    if not isinstance(out, Tensor) or tuple(out.shape) != shape or out.dtype != torch.float32:
+        raise RuntimeError(f"{impl.name} returned no float32 tensor {list(shape)}")
+    hidden = torch.arange(shape[1], device=out.device) >= given.context_lens.reshape(-1, 1)
+    return out.masked_fill(hidden, -torch.inf)
+
+
+def sample_rows(given: Operands) -> int:
+    """Rows of the result."""
+    return given.weights.shape[0]

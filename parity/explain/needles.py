@@ -1,0 +1,87 @@
+"""Needles: keys put beside a context at a known margin over its cutoff, to see which margins survive an arithmetic.
+
+The margin is in standard deviations of the row's scores over the k-th largest of them, both in the `unrounded`
+configuration. A needle is no key of the context: it is scored beside it, and is lost when k keys score higher.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from parity.explain import draws
+from parity.explain.choices import Configuration, preset
+from parity.explain.pipeline import Pipeline
+from parity.explain.samples import DIM, projected
+
+STEPS = 40  # halvings of the angle: float32 has no finer ones
+
+
+@dataclasses.dataclass(frozen=True)
+class Needles:
+    """m needles for each of n queries: pooled float32 [n, m, 128], windows int64 [n, m], margins of length m."""
+
+    pooled: Tensor
+    windows: Tensor
+    margins: tuple[float, ...]
+
+
+def plant(pipeline: Pipeline, margins: tuple[float, ...], seed: int) -> Needles:
+    """Needles at these margins, at random places of the context; ValueError if a margin cannot be reached.
+
+    Between a random key and the key that the query's positively weighted heads like best lies every score, so the angle
+    between the two is halved until the unrounded score is the wanted one.
+    """
+    sample, plain = pipeline.sample, preset("unrounded")
+    rows, device = sample.gate.shape[0], sample.device
+    place = torch.arange(rows * len(margins), device=device)
+    windows = draws.integers(seed, "needle", 0, place, sample.keys).view(rows, -1) % sample.lens[:, None]
+    start = draws.gaussian(seed, "needle", 0, place, DIM).view(rows, -1, DIM)
+    best = _direction(pipeline, windows)
+    best = best * (start.norm(dim=-1) / best.norm(dim=-1))[..., None]
+    logits = pipeline.logits(plain)
+    width = min(pipeline.width(plain), sample.keys)
+    cutoff = logits.topk(width, dim=1).values[:, -1:]
+    if bool(torch.isinf(cutoff).any()):
+        raise ValueError(f"margins: a needle needs a context longer than the {width} keys that are selected")
+    wanted = cutoff + _spread(logits) * torch.tensor(margins, device=device)
+    low, high = torch.full_like(wanted, -torch.pi / 2), torch.full_like(wanted, torch.pi / 2)
+
+    def at(angle: Tensor) -> Tensor:
+        return start * torch.cos(angle)[..., None] + best * torch.sin(angle)[..., None]
+
+    if bool((pipeline.scores_of(plain, at(high), windows) < wanted).any()):
+        raise ValueError(f"margins: no key scores {max(margins)} deviations above the cutoff of every row")
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        above = pipeline.scores_of(plain, at(middle), windows) >= wanted
+        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+    return Needles(at(high), windows, tuple(margins))
+
+
+def _spread(logits: Tensor) -> Tensor:
+    """Standard deviation of each row's visible scores, float32 [n, 1]."""
+    seen = torch.isfinite(logits)
+    count = seen.sum(1, keepdim=True)
+    mean = torch.where(seen, logits, 0).sum(1, keepdim=True) / count
+    return (torch.where(seen, logits - mean, 0).square().sum(1, keepdim=True) / count).sqrt()
+
+
+def _direction(pipeline: Pipeline, windows: Tensor) -> Tensor:
+    """The pooled direction that the positively weighted heads like best at each window, float32 [n, m, 128]."""
+    sample, plain = pipeline.sample, preset("unrounded")
+    weight = pipeline.head_weights(plain).clamp_min(0)
+    liked = (weight[..., None] * projected(sample)).sum(1)[:, None]  # [n, 1, 128]
+    turned = pipeline.rotated(plain, liked, sample.positions[:, None])
+    # A rotation back is a rotation by the negative angle.
+    back = pipeline.rotated(plain, turned.expand(-1, windows.shape[1], -1), windows * sample.config.ratio, -1.0)
+    return sample.norm * back
+
+
+def ranks(pipeline: Pipeline, c: Configuration, needles: Needles) -> Tensor:
+    """Rank int64 [n, m] of each needle among the visible keys: 1 plus the number of keys that score higher."""
+    own = pipeline.scores_of(c, needles.pooled, needles.windows)
+    ordered = pipeline.ascending(c)
+    return 1 + ordered.shape[1] - torch.searchsorted(ordered, own.contiguous(), right=True)

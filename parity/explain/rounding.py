@@ -1,0 +1,55 @@
+"""Roundings to the indexer's formats as whole-tensor arithmetic in float32, for measuring millions of keys.
+
+They give the values that `reference.formats` gives through its codes; a test compares the two over every bf16 number.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from reference import formats
+
+BLOCK = formats.BLOCK
+
+
+def bf16(x: Tensor) -> Tensor:
+    """float32 values rounded to bfloat16 once, to nearest, ties to even."""
+    return x.to(torch.bfloat16).to(torch.float32)
+
+
+def e4m3(x: Tensor) -> Tensor:
+    """float32 values rounded to e4m3fn, saturating at 448 (the cast alone saturates in some torch releases only)."""
+    return x.clamp(-formats.E4M3_MAX, formats.E4M3_MAX).to(torch.float8_e4m3fn).to(torch.float32)
+
+
+def fp4(x: Tensor, ties: str = "even") -> Tensor:
+    """Published fp4 fake quantisation of float32 [..., D], blocks of 32: values e2m1 * 2^e; ties "even" or "down".
+
+    "down" rounds the ties of the grid toward zero, as an encoder does that asks only whether a midpoint is exceeded.
+    """
+    blocks = x.unflatten(-1, (-1, BLOCK))
+    exponent = formats.fp4_exponent(blocks.abs().amax(-1)).to(torch.int32)[..., None]
+    y = torch.ldexp(blocks, -exponent)
+    # The grid's step is 1/2 below 2, 1 below 4 and 2 up to 6: two steps a binade.
+    step = torch.where(y.abs() < 2, 0.5, torch.where(y.abs() < 4, 1.0, 2.0))
+    if ties == "even":  # an even multiple of the step has an even code, and torch.round takes ties to even
+        rounded = torch.round(y / step) * step
+    else:
+        rounded = torch.copysign(torch.ceil(y.abs() / step - 0.5) * step, y)
+    return torch.ldexp(rounded, exponent).flatten(-2)
+
+
+def stored(x: Tensor, form: str) -> tuple[Tensor, Tensor | None]:
+    """(payload float32 [..., D], scale float32 [...] or None) of float32 [..., D] in a storage format.
+
+    Value = payload * scale. fp8: e4m3 of x / scale, scale max(amax, 1e-4) / 448 or that rounded up to a power of two.
+    """
+    if form == "float32":
+        return x, None
+    if form == "bf16":
+        return bf16(x), None
+    if form == "fp4":
+        return fp4(x), None
+    scale = formats.fp8_amax_scale(x) if form == "fp8" else formats.fp8_pow2_scale(x)
+    return e4m3(x / scale[..., None]), scale
