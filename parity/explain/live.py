@@ -53,7 +53,7 @@ def operands(pipeline: Pipeline, c: Configuration, seed: int = 0) -> Operands:
     layout, sample = layout_of(c), pipeline.sample
     key, q = pipeline.keys(c), pipeline.queries(c)
     weight = pipeline.head_weights(c)
-    device, rows, count = sample.device, sample.gate.shape[0], sample.keys
+    device, count = sample.device, sample.keys
     used = -(-count // PAGE)
     order = torch.randperm(used + 1, generator=torch.Generator().manual_seed(seed))[:used].to(device)
     number = torch.arange(count, device=device)
@@ -85,9 +85,7 @@ def logits(impl: registry.Implementation, pipeline: Pipeline, c: Configuration, 
     """
     layout = layout_of(c)
     if impl.stage != "logits" or impl.layout != layout:
-        raise ValueError(
-            f"impl: {impl.name} computes {impl.stage} of {impl.layout} pages, needed are logits of {layout}"
-        )
+        raise ValueError(f"impl: expected logits of {layout} pages, got {impl.name}: {impl.stage} of {impl.layout}")
     function = impl.function or registry.resolve_name(str(impl.spec))
     given = operands(pipeline, c, seed)
     named = given.kwargs()

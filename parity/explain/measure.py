@@ -61,7 +61,7 @@ class Measure:
 
 
 def regret(wanted: Tensor, chosen: Tensor, scores: Tensor, width: int) -> Tensor:
-    """Reference score of the wanted keys minus that of the chosen (at most as many), over the wanted's sum of |score|."""
+    """Reference score of the wanted keys minus that of as many chosen ones, over the wanted keys' sum of |score|."""
     best = torch.where(wanted, scores, 0).double()
     held = torch.where(chosen, scores, -torch.inf).topk(min(width, scores.shape[1]), dim=1).values.double()
     # A wider selection counts by its best keys; a narrower one lacks what it did not take.

@@ -201,9 +201,9 @@ def pooled(sample: Sample, projection: str = "float32", pooling: str = "float32"
 
 
 def projected(sample: Sample, precision: str = "fp8") -> Tensor:
-    """Queries as projected, float32 [n, H, 128]; precision fp8 (as released), bf16, float32.
+    """Queries as projected, float32 [n, H, 128]; precision fp8 (as released), bf16 or float32.
 
-    bf16 and float32 do not quantise the activations. The fp8 product adds partial sums of 128 channels in float32, as published; the others are float32 products.
+    fp8 adds partial sums of 128 channels in float32, as published; the others do not quantise the activations.
     """
     if sample.q is not None:
         if precision != "fp8":
@@ -254,10 +254,10 @@ def captured(path: str | Path, topk: int, device: torch.device) -> Sample:
         "norm": (DIM,),
         "positions": (rows,),
     }
-    for name, shape in wanted.items():
-        if tuple(tensors[name].shape) != shape or 0 in shape:
+    for name, size in wanted.items():
+        if tuple(tensors[name].shape) != size or 0 in size:
             raise ValueError(f"{path}: {name} must be {CAPTURED[name][1]}, got {list(tensors[name].shape)}")
     if int(tensors["positions"].min()) < 3:
         raise ValueError(f"{path}: positions must be at least 3, so that a query sees a key")
     config = IndexerConfig(dim=DIM, q_lora_rank=DIM, n_heads=heads, topk=topk)
-    return Sample(name=str(path), config=config, **tensors)
+    return Sample(str(path), config, **tensors)  # type: ignore[arg-type]
