@@ -197,7 +197,7 @@ def execute(
                 output = function(**named)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            outcome.defect = inspect(output, operands, impl.stage)
+            outcome.defect = inspect(output, operands, impl.stage) or _elsewhere(output, named)
             if repeats > 1 and outcome.defect is None:
                 # A function may hand out one buffer again and again.
                 output = _copy(output)
@@ -221,11 +221,15 @@ def execute(
     if outcome.defect is None:
         written = operands.changed(before)
         outcome.defect = f"inputs: the call wrote {', '.join(written)}" if written else None
-    if outcome.defect is None and "out" in named and getattr(output, "data_ptr", int)() != named["out"].data_ptr():
-        outcome.defect = "result: the function was given out=, but returned another tensor"
     if outcome.defect is None:
         outcome.output = tuple(output) if impl.stage == "topk" else output
     return outcome
+
+
+def _elsewhere(output: Any, named: dict[str, Any]) -> str | None:
+    if "out" in named and output.data_ptr() != named["out"].data_ptr():
+        return "result: the function was given out=, but returned another tensor"
+    return None
 
 
 @contextlib.contextmanager

@@ -61,7 +61,7 @@ class Child:
         self._receive, child_writes = os.pipe()
         with open(self.log, "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-c", _BOOT, json.dumps(search_path())]
+                [sys.executable, "-P", "-X", "faulthandler", "-c", _BOOT, json.dumps(search_path())]
                 + [str(child_reads), str(child_writes)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -58,7 +58,7 @@ def _logits(
     for b in range(requests):
         for i in range(next_n):
             n = length(int(context_lens[b, i]))
-            k, s = keys(kv_cache, table(block_table, b), n)
+            k, s = keys(kv_cache, table(block_table, b).clamp(0, kv_cache.shape[0] - 1), n)
             dots = dot(q[b, i].float() @ k.T)
             w = weight(weights[b * next_n + i])
             out[b * next_n + i, :n] = row((w[:, None] * relu(dots)).sum(0) * scales(s), b * next_n + i, n)
@@ -92,7 +92,7 @@ def _stale(pages, logical):
 
 stale_page = _make(keys=lambda kv, t, n: _keys(kv, t, n, page=_stale) if n else _keys(kv, t, n))
 neighbours_scale = _make(scales=lambda s: s.roll(1))
-one_key_of_1024 = _make(row=lambda x, row, n: torch.where(torch.arange(n) % 1024 == 700, x + 1.0, x))
+one_key_of_1024 = _make(row=lambda x, row, n: torch.where(torch.arange(n) % 1024 == 700, x.roll(1), x))
 last_partial_page = _make(row=lambda x, row, n: torch.where(torch.arange(n) < n // PAGE * PAGE, x, 0.0))
 head_63 = _make(weight=lambda w: torch.cat([w[:63], torch.zeros(max(0, len(w) - 63))]))
 no_relu = _make(relu=_same)

@@ -74,9 +74,9 @@ def all_checks(*, levels: Iterable[str] = LEVELS, stage: str | None = None) -> l
     return [check for check in found if stage is None or stage in check.stages]
 
 
-def find_check(name: str) -> Check:
-    """The check called `level/name` (or `level.name`); ValueError lists what there is."""
-    known = {check.id: check for check in all_checks()}
+def find_check(name: str, stage: str = "logits") -> Check:
+    """The check of a stage called `level/name` or `level.name`, else another stage's; ValueError lists all."""
+    known = {check.id: check for check in [*all_checks(), *all_checks(stage=stage)]}
     if name.replace(".", "/") not in known:
         raise ValueError(f"check: expected one of {', '.join(known)}, got {name!r}")
     return known[name.replace(".", "/")]

@@ -22,6 +22,7 @@ from parity.suite import shapes
 from parity.suite.check import Check, complaint, named, verdict
 from parity.suite.layout import EXACT, judge_output
 from parity.suite.profiles import Profile
+from parity.suite.selection import judge_chosen
 
 DATA = ("octaves", "exact", "near_ties", "outliers", "nonfinite")
 REPEATS = {"cpu": 2, "cuda": 20}
@@ -101,7 +102,8 @@ def judge_pair(runner: Runner, case: Case, check: str, transform: Transform, alw
     if bad is not None:
         return _of_pair(bad, case, pair)
     if not bits_must_agree(runner, case, always):
-        return _of_pair(judge_output(runner, pair.case, check, second), case, pair)
+        judge = judge_chosen if runner.impl.stage == "topk" else judge_output
+        return _of_pair(judge(runner, pair.case, check, second), case, pair)
     first = runner.run(case)
     bad = complaint(runner, check, case, first)
     if bad is not None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from parity.cases.case import PAGE, POISONS, SLOT_BYTES, TAILS, Case
 from parity.cases.strategies import SEEDS, topk_cases
 from parity.judge.outcome import Status, Verdict
-from parity.judge.selection import judge_selection
 from parity.judge.verdict import compare_bits
 from parity.run import interpreter, memory
 from parity.run.registry import Implementation
@@ -20,6 +19,7 @@ from parity.suite import shapes
 from parity.suite.check import Check, complaint, named, verdict
 from parity.suite.layout import EXACT, judge_exact, judge_output
 from parity.suite.profiles import Profile
+from parity.suite.selection import judge_chosen
 
 SLACK = {"cpu": 64 << 10, "cuda": 4 << 20}
 """Beside the formula: small tables of a call; on CUDA also the allocator's rounding of each tensor to 2 MiB."""
@@ -85,13 +85,7 @@ def _judge_topk(runner: Runner, case: Case, check: str) -> Verdict:
     bad = complaint(runner, check, case, outcome)
     if bad is not None:
         return bad
-    operands, (slots, positions) = outcome.operands, outcome.output
-    scores = operands.logits.to(torch.float64)
-    found = judge_selection(
-        *(slots, positions, scores, scores, operands.context_lens, operands.block_table, case.k),
-        case=case,
-        **named(runner, check),
-    )
+    found = judge_chosen(runner, case, check, outcome)
     return found if found.cells or found.status is not Status.PASSED else replace(found, cells=1)
 
 
@@ -136,13 +130,7 @@ def judge_graph(runner: Runner, case: Case) -> Verdict:
         return bad
     if case.stage == "logits":
         return judge_output(runner, narrow, check, outcome)
-    operands, (slots, positions) = outcome.operands, outcome.output
-    scores = operands.logits.to(torch.float64)
-    return judge_selection(
-        *(slots, positions, scores, scores, operands.context_lens, operands.block_table, case.k),
-        case=narrow,
-        **named(runner, check),
-    )
+    return judge_chosen(runner, narrow, check, outcome)
 
 
 # ------------------------------------------------------------------------------------------------------ what is drawn
@@ -232,7 +220,7 @@ def _many(impl: Implementation, profile: Profile, device: torch.device) -> st.Se
 
 
 def _far(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[Case]:
-    """Pools with pages past 2^31 bytes."""
+    """Pools with pages past 2^32 bytes."""
     return shapes.small(impl, profile, EXACT, big=True, min_length=1, max_rows=2, max_pages=2, wide=False)
 
 

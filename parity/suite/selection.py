@@ -8,7 +8,7 @@ from parity.cases.strategies import topk_cases
 from parity.judge.outcome import Verdict
 from parity.judge.selection import judge_selection
 from parity.run.registry import Implementation
-from parity.run.runner import Runner
+from parity.run.runner import Outcome, Runner
 from parity.suite import shapes
 from parity.suite.check import Check, complaint, named, oracle
 from parity.suite.profiles import Profile
@@ -78,20 +78,15 @@ def judge_synthetic(runner: Runner, case: Case) -> Verdict:
     """A top-k function on synthetic logits: a correct top-k of just those numbers, and their block table's image."""
     check = "selection/synthetic"
     outcome = runner.run(case)
-    bad = complaint(runner, check, case, outcome)
-    if bad is not None:
-        return bad
-    operands = outcome.operands
-    slots, positions = outcome.output
+    return complaint(runner, check, case, outcome) or judge_chosen(runner, case, check, outcome)
+
+
+def judge_chosen(runner: Runner, case: Case, check: str, outcome: Outcome) -> Verdict:
+    """The result of a top-k function against the logits that it was given, bound zero."""
+    operands, (slots, positions) = outcome.operands, outcome.output
     scores = operands.logits.to(torch.float64)
     return judge_selection(
-        slots,
-        positions,
-        scores,
-        scores,
-        operands.context_lens,
-        operands.block_table,
-        case.k,
+        *(slots, positions, scores, scores, operands.context_lens, operands.block_table, case.k),
         case=case,
         **named(runner, check),
     )
