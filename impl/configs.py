@@ -86,7 +86,7 @@ def _decode(fam: str, layout: str, heads: int, row_tile: int) -> Config:
     block, warps, stages = {
         "interpreter": (128, 1, 1),
         "sm80": (128, 4, 3),
-        "sm90": (64, 4, 4) if wide else (128, 4, 3),
+        "sm90": (64, 4, 4) if wide else (64, 4, 3),
         "sm100": (128, 4, 3),
         "sm120": (128, 4, 2),
     }[fam]
@@ -97,7 +97,7 @@ def _prefill(fam: str, layout: str, heads: int, row_tile: int) -> Config:
     block, warps, stages, trips = {
         "interpreter": (128, 1, 1, 2),
         "sm80": (128, 4, 3, 128),
-        "sm90": (256, 8, 3, 64),
+        "sm90": (128, 4, 3, 64),
         "sm100": (128, 4, 3, 64),
         "sm120": (128, 4, 2, 128),
     }[fam]
@@ -114,7 +114,7 @@ def configurations(arch: int, layout: str, heads: int) -> tuple[Config, ...]:
     found = [_decode(fam, layout, heads, least)]
     if most > least:
         found.append(_decode(fam, layout, heads, most))
-    found.append(_prefill(fam, layout, heads, most))
+    found.append(_prefill(fam, layout, heads, most if fam == "interpreter" else max(1, 64 // heads)))
     return tuple(found)
 
 

@@ -71,31 +71,29 @@ def decode(
         queries = load_queries(q + request * q_stride_b, row0, next_n, q_stride_n, q_stride_h, ROW_TILE, HEADS)
         w_base = weights + request * next_n * w_stride_row
         head_weights = load_weights(w_base, row0, next_n, w_stride_row, w_stride_h, ROW_TILE, HEADS)
-        # Scales do not feed the dot, so the compiler does not pipeline them: they are loaded one tile ahead by hand.
-        scales = tl.zeros([BLOCK], dtype=tl.float32)
-        if FP8:
-            base = tile_base(table, first, longest, page_stride, UNIT, BLOCK)
-            scales = load_scales(kv_cache, base, first, longest, BLOCK)
         # Page ids are carried from trip to trip: a load that waits for another load in the same trip is not pipelined.
         page = load_page(table, first, longest)
         second = load_page(table, first + PAGE_SLOTS, longest) if BLOCK > PAGE_SLOTS else page
+        scales = tl.zeros([BLOCK], dtype=tl.float32)
+        if FP8:
+            scales = load_scales(kv_cache, pair_base(page, second, page_stride, UNIT, BLOCK), first, longest, BLOCK)
         for tile in tl.range(0, TILES if INTERPRET else tiles):
             key0 = first + tile * BLOCK
             base = pair_base(page, second, page_stride, UNIT, BLOCK)
             keys = load_keys(kv_cache, base, key0, longest, FP8, BLOCK, INTERPRET)
-            coming = scales
-            if FP8:
-                ahead = tile_base(table, key0 + BLOCK, longest, page_stride, UNIT, BLOCK)
-                coming = load_scales(kv_cache, ahead, key0 + BLOCK, longest, BLOCK)
             s = dots(keys, queries, FP8, INTERPRET)
             if DOTS:
                 store_dots(row_out, s, lengths, row0, next_n, key0, out_stride, BLOCK, ROW_TILE, HEADS)
             else:
                 total = head_sum(s, head_weights, scales, FP8, BLOCK, ROW_TILE, HEADS)
                 store_rows(row_out, total, lengths, row0, next_n, key0, fill, out_stride, BLOCK, ROW_TILE)
-            scales = coming
             page = load_page(table, key0 + BLOCK, longest)
             second = load_page(table, key0 + BLOCK + PAGE_SLOTS, longest) if BLOCK > PAGE_SLOTS else page
+            if FP8:
+                # Scales do not feed the dot, so the compiler does not pipeline them: fetch the next tile's by hand, and
+                # only after the last use of this tile's, so that they can land in the same registers.
+                ahead = pair_base(page, second, page_stride, UNIT, BLOCK)
+                scales = load_scales(kv_cache, ahead, key0 + BLOCK, longest, BLOCK)
     else:
         if fill > 0:
             nothing = tl.zeros([BLOCK, ROW_TILE], dtype=tl.float32)
@@ -157,11 +155,12 @@ def prefill(
             row0 = first + step * ROW_TILE
             queries = load_queries(q + request * q_stride_b, row0, next_n, q_stride_n, q_stride_h, ROW_TILE, HEADS)
             lengths = load_lengths(lens, row0, next_n, limit, len_stride_n, ROW_TILE)
+            # Before the dot, which does not need them, so that they arrive while it runs.
+            head_weights = load_weights(w_base, row0, next_n, w_stride_row, w_stride_h, ROW_TILE, HEADS)
             s = dots(keys, queries, FP8, INTERPRET)
             if DOTS:
                 store_dots(row_out, s, lengths, row0, next_n, key0, out_stride, BLOCK, ROW_TILE, HEADS)
             else:
-                head_weights = load_weights(w_base, row0, next_n, w_stride_row, w_stride_h, ROW_TILE, HEADS)
                 total = head_sum(s, head_weights, scales, FP8, BLOCK, ROW_TILE, HEADS)
                 store_rows(row_out, total, lengths, row0, next_n, key0, fill, out_stride, BLOCK, ROW_TILE)
     else:

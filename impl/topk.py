@@ -54,7 +54,7 @@ def _best(logits: torch.Tensor, lens: torch.Tensor, k: int) -> tuple[torch.Tenso
     """
     width = logits.shape[1]
     position = torch.arange(width, device=logits.device, dtype=torch.int32)
-    # The order of floats as integers: adding zero turns -0 into +0, a negative float's bits are mirrored, NaN is greatest.
+    # The order of floats as integers: adding zero turns -0 into +0, a negative's bits are mirrored, NaN is greatest.
     bits = (logits + 0.0).view(torch.int32)
     key = torch.where(logits.isnan(), _GREATEST, bits ^ ((bits >> 31) & _GREATEST))
     key.masked_fill_(position >= lens, _MASKED)

@@ -7,6 +7,7 @@ cached by the digest of the kernels' sources and of the compiler.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import hashlib
@@ -325,8 +326,34 @@ def _store_cache(rows: dict[str, dict[str, Any]]) -> None:
         scratch.replace(path)
 
 
+def main(words: Sequence[str]) -> int:
+    """``parity compile [--json FILE] [--arch SM ...] [--no-cache]``.
+
+    Exit code 0: every configuration compiles within the limits; 1: one does not; 2: nothing could be compiled."""
+    from parity.command import CommandError, check_writable, write_json
+
+    parser = argparse.ArgumentParser(
+        prog="parity compile", description="Compile every kernel for every architecture, no GPU needed."
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the rows to FILE")
+    parser.add_argument(
+        "--arch", action="append", type=int, choices=sorted(configs.SHARED_LIMIT_KIB), metavar="SM",
+        help=f"compute capability, such as 90 (repeatable; default {' '.join(map(str, ARCHES))})",
+    )  # fmt: skip
+    parser.add_argument("--no-cache", action="store_true", help="compile again what is known")
+    options = parser.parse_args(words)
+    check_writable(options.json)
+    rows = compile_all(options.arch or ARCHES, use_cache=not options.no_cache)
+    print(table(rows))
+    counts = {status: sum(row["status"] == status for row in rows) for status in ("passed", "failed", "unsupported")}
+    print(", ".join(f"{count} {status}" for status, count in counts.items()))
+    write_json(options.json, {"rows": rows, "counts": counts})
+    if not counts["passed"] and not counts["failed"]:
+        raise CommandError("nothing could be compiled here")
+    return 1 if counts["failed"] else 0
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--child"]:
-        _child()
-    else:
-        print(table(compile_all([int(arch) for arch in sys.argv[1:]] or ARCHES)))
+    if sys.argv[1:] != ["--child"]:
+        sys.exit("run `parity compile`")
+    _child()
