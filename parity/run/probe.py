@@ -145,7 +145,7 @@ def fits(finding: Finding) -> bool:
 def main(words: Sequence[str]) -> int:
     """``parity probe [--json FILE] [--operand NAME ...] [--device auto|cuda]``.
 
-    Exit code 0: every dot accounted for; 1: some card has no model, or contradicts its stored one; 2: no CUDA device."""
+    Exit code 0: every dot accounted for; 1: the card has no model, or contradicts a stored one; 2: no CUDA device."""
     from parity.command import CommandError, blame, check_writable, write_json
     from parity.run import interpreter
 

@@ -202,7 +202,7 @@ def _descend(card: Card, model: Grouped, seed: int) -> Grouped:
         return sum(int((candidate.exact_dot(a, b) != got).sum()) for a, b, got in sample)
 
     best, fewest = model, misses(model)
-    for _ in range(3):
+    for _ in range(2):
         before = fewest
         for name, values in CANDIDATES.items():
             for value in values:

@@ -331,3 +331,25 @@ def test_stored_models_carry_provenance():
         assert model.provenance
     with pytest.raises(ValueError, match="no arithmetic model is named 'sm_1'"):
         named_model("sm_1")
+
+
+def test_worked_example_of_the_documentation():
+    """docs/arithmetic.md computes this dot by hand."""
+    q, k = torch.zeros(1, 128), torch.zeros(1, 128)
+    q[0, 0], k[0, 0] = 1.5, 1.5
+    q[0, 1], k[0, 1] = 2.0**-6, 2.0**-6 * 1.25
+    q[0, 2], k[0, 2] = -(2.0**-6), 2.0**-6 * 1.75
+    q[0, 32], k[0, 32] = 16.0, 2.0
+    q, k = q.to(torch.float8_e4m3fn), k.to(torch.float8_e4m3fn)
+    assert float(exact_sums(q, k)[0]) == 34.2498779296875
+    assert float(Grouped(32, 13, 13).exact_dot(q, k)) == 34.24609375
+    text = (RECORDED.parents[1] / "docs" / "arithmetic.md").read_text(encoding="utf-8")
+    assert "34.2498779296875" in text and "34.24609375" in text and "2.249755859375" in text
+
+
+def test_documentation_lists_every_measured_model():
+    text = (RECORDED.parents[1] / "docs" / "arithmetic.md").read_text(encoding="utf-8")
+    for model in stored_models():
+        if not model.hypothesis:
+            arithmetic = model.arithmetic
+            assert f"grouped({arithmetic.group}, {arithmetic.kept}, {arithmetic.final})" in text

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,8 +76,7 @@ def pairwise(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return terms[..., 0]
 
 
-@pytest.mark.parametrize("operand", ["bf16", "e4m3"])
-@pytest.mark.parametrize("dot", [sequential, pairwise])
+@pytest.mark.parametrize("dot, operand", [(sequential, "bf16"), (sequential, "e4m3"), (pairwise, "bf16")])
 def test_an_ieee_dot_is_no_grouped_model_but_within_its_bound(dot, operand):
     finding = probe(Card(operand, dot, rows=32, columns=32), tiles=1)
     if finding.model is not None:  # groups of one added in float32: the sum in sequence, found as what it is
@@ -206,11 +210,32 @@ def test_command_refuses_where_there_is_nothing_to_ask(tmp_path, monkeypatch):
     assert caught.value.code == 2
 
 
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from parity.run.probe_kernel import tile_dots
+names = {"ROWS": 128, "COLUMNS": 64, "DEPTH": 128, "IMPRECISE": 32, "TF32": False}
+signature = {"a": "*fp8e4nv", "b": "*fp8e4nv", "out": "*fp32", **dict.fromkeys(names, "constexpr")}
+attrs = {(i,): [["tt.divisibility", 16]] for i in range(3)}
+source = ASTSource(fn=tile_dots, signature=signature, constexprs=names, attrs=attrs)
+kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+assert "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3" in kernel.asm["ptx"], kernel.asm["ptx"]
+"""
+
+
+def test_questions_go_through_the_instruction_that_the_kernels_use():
+    pytest.importorskip("triton")
+    words = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    words["TRITON_DEFAULT_FP_FUSION"] = "1"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=words, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_this_card_verifies_in_two_seconds():
-    import time
-
     verify_device_model("cuda", dots=1)  # compiles
     start = time.perf_counter()
     assert all(result.verified for result in verify_device_model("cuda"))
