@@ -1,0 +1,201 @@
+"""Times the fused store on a GPU against a copy of the same bytes, and small calls against an empty launch.
+
+`python -m parity.run.bench_store [--json FILE]`. Every number is a median over CUDA graph replays with inputs rotated
+through more memory than the cache holds, store and copy interleaved in the same rounds; bars as in `BARS`.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from impl import fused_store
+from impl.store_modes import Mode
+from parity.cases.case import SLOT_BYTES
+from parity.run.device import provenance
+
+BARS = {"copy": 1.25, "launch_us": 1.5}
+LARGE, SMALL = 262144, (1, 64, 512, 2048, 4096, 8191)
+MODES = (Mode("fp8", "fused"), Mode("bf16", "fused"))
+EXTRA = (Mode("fp8_pow2", "published", True), Mode("fp4", "fused"))
+CACHE_BYTES = 256 << 20  # inputs of successive calls span at least this much
+EMPTY = """
+extern "C" __global__ void __launch_bounds__(128) empty(int) {}
+"""
+
+
+def inputs(mode: Mode, tokens: int, dtype: torch.dtype, seed: int) -> dict[str, Any]:
+    """Operands of one call on the current device: prefill-like positions, slots scattered by page."""
+    device = torch.device("cuda")
+    generator = torch.Generator(device).manual_seed(seed)
+    pages = -(-tokens // 64) + 1
+    order = torch.randperm(pages, generator=generator, device=device)
+    places = torch.arange(tokens, device=device)
+    slots = order[places // 64] * 64 + places % 64
+    if mode.layout == "bf16":
+        pool = torch.zeros(pages, 64, 1, 128, dtype=torch.bfloat16, device=device)
+    else:
+        pool = torch.zeros(pages, 64, 1, SLOT_BYTES[mode.layout], dtype=torch.uint8, device=device)
+    return {
+        "pooled": torch.randn(tokens, 128, generator=generator, device=device).to(dtype),
+        "norm_weight": torch.rand(128, generator=generator, device=device) + 0.5,
+        "eps": 1e-6,
+        "positions": (torch.arange(tokens, dtype=torch.int32, device=device) * 4),
+        "rope_table": torch.rand(tokens * 4, 64, generator=generator, device=device),
+        "out_loc": slots,
+        "kv_cache": pool,
+    }
+
+
+def moved_bytes(mode: Mode, tokens: int, dtype: torch.dtype) -> int:
+    """Bytes that a call must read and write: keys, position, slot, one rotary row, and the stored slot."""
+    return tokens * (128 * dtype.itemsize + 4 + 8 + 256 + SLOT_BYTES[mode.layout])
+
+
+class Timed:
+    """A CUDA graph of `calls` calls, replayed and timed in microseconds a call."""
+
+    def __init__(self, calls: Sequence[Callable[[], Any]]) -> None:
+        self.calls = len(calls)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for call in calls:
+                call()
+        stream.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            for call in calls:
+                call()
+
+    def once(self) -> float:
+        """Time of one replay, divided by its calls."""
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        self.graph.replay()
+        stop.record()
+        stop.synchronize()
+        return start.elapsed_time(stop) * 1e3 / self.calls
+
+
+def medians(timed: Sequence[Timed], rounds: int) -> list[float]:
+    """Median time of each, their replays interleaved."""
+    for each in timed:
+        each.once()
+    found: list[list[float]] = [[] for _ in timed]
+    for _ in range(rounds):
+        for place, each in enumerate(timed):
+            found[place].append(each.once())
+    return [statistics.median(times) for times in found]
+
+
+def large_row(mode: Mode, dtype: torch.dtype, lanes: int, rounds: int) -> dict[str, Any]:
+    """A prefill of 262,144 tokens against a copy that reads and writes as many bytes in all."""
+    total = moved_bytes(mode, LARGE, dtype)
+    sets = [inputs(mode, LARGE, dtype, seed) for seed in range(2)]
+    source = [torch.empty(total // 2, dtype=torch.uint8, device="cuda").fill_(seed) for seed in range(2)]
+    target = [torch.empty_like(each) for each in source]
+    calls = [lambda one=one: fused_store.store(mode, **one, lanes=lanes) for one in sets] * 4
+    copies = [lambda a=a, b=b: b.copy_(a) for a, b in zip(source, target, strict=True)] * 4
+    store, copy = medians((Timed(calls), Timed(copies)), rounds)
+    return {
+        "mode": mode.name,
+        "tokens": LARGE,
+        "pooled": str(dtype).removeprefix("torch."),
+        "lanes": lanes,
+        "bytes": total,
+        "store_us": round(store, 2),
+        "copy_us": round(copy, 2),
+        "ratio": round(store / copy, 4),
+        "terabytes_per_second": round(total / store * 1e-6, 3),
+        "bar": BARS["copy"],
+        "passed": store / copy <= BARS["copy"],
+    }
+
+
+def empty_kernel() -> Any:
+    """A kernel that does nothing."""
+    from cuda.core import Program, ProgramOptions
+
+    major, minor = torch.cuda.get_device_capability()
+    return Program(EMPTY, "c++", ProgramOptions(arch=f"sm_{major}{minor}")).compile("cubin").get_kernel("empty")
+
+
+def small_rows(mode: Mode, dtype: torch.dtype, lanes: int, rounds: int) -> list[dict[str, Any]]:
+    """Small calls against an empty launch of the same grid."""
+    import ctypes
+
+    from cuda.core import LaunchConfig, launch
+
+    kernel, rows = empty_kernel(), []
+
+    def empty(tokens: int) -> None:
+        config = LaunchConfig(grid=-(-tokens * lanes // fused_store.THREADS), block=fused_store.THREADS)
+        stream = fused_store._TorchStream(torch.cuda.current_stream().cuda_stream)
+        launch(stream, config, kernel, ctypes.c_int(0))
+
+    for tokens in SMALL:
+        one = inputs(mode, tokens, dtype, tokens)
+        calls = [lambda one=one: fused_store.store(mode, **one, lanes=lanes)] * 50
+        store, nothing = medians((Timed(calls), Timed([lambda n=tokens: empty(n)] * 50)), rounds)
+        rows.append(
+            {
+                "mode": mode.name,
+                "tokens": tokens,
+                "pooled": str(dtype).removeprefix("torch."),
+                "lanes": lanes,
+                "store_us": round(store, 3),
+                "empty_us": round(nothing, 3),
+                "above_us": round(store - nothing, 3),
+                "bar": BARS["launch_us"],
+                "passed": store - nothing <= BARS["launch_us"],
+            }
+        )
+    return rows
+
+
+def run(rounds: int = 60, lanes: Sequence[int] = (fused_store.LANES,)) -> dict[str, Any]:
+    """All rows, with provenance; JSON types."""
+    large, small = [], []
+    for width in lanes:
+        for mode in MODES + EXTRA:
+            for dtype in (torch.float32, torch.bfloat16):
+                large.append(large_row(mode, dtype, width, rounds))
+                print(large[-1], flush=True)
+        for mode in MODES:
+            small += small_rows(mode, torch.float32, width, rounds)
+    for row in small:
+        print(row, flush=True)
+    barred = [row for row in large if row["mode"] in {mode.name for mode in MODES}] + small
+    return {
+        "kind": "bench store",
+        "provenance": provenance(torch.device("cuda")),
+        "bars": BARS,
+        "large": large,
+        "small": small,
+        "passed": all(row["passed"] for row in barred if row["lanes"] == fused_store.LANES),
+    }
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """0 if every bar is kept, 1 if not, 2 without a GPU."""
+    parser = argparse.ArgumentParser(prog="python -m parity.run.bench_store", description=__doc__)
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--lanes", type=int, nargs="+", default=[fused_store.LANES], help="8, 16, 32: to tune")
+    options = parser.parse_args(words)
+    if not torch.cuda.is_available():
+        print("bench_store: torch finds no CUDA device here", file=sys.stderr)
+        return 2
+    found = run(options.rounds, options.lanes)
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(found, file, indent=1)
+    return 0 if found["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
