@@ -29,8 +29,8 @@ def unit_roundoff(dtype: torch.dtype, conversion: str = "nearest") -> float:
 
 
 def underflow_unit(dtype: torch.dtype, conversion: str = "nearest") -> float:
-    """Largest absolute error of a conversion to ``dtype`` below its normal range: half its smallest subnormal, or all
-    of it."""
+    """Largest absolute error of a conversion below ``dtype``'s normal range: half its smallest subnormal, or all of
+    it where the conversion truncates."""
     return 2.0 ** (_MINIMUM_EXPONENT[dtype] - _PRECISION[dtype] + (1 if conversion == "truncate" else 0))
 
 
@@ -50,8 +50,9 @@ def largest(dtype: torch.dtype) -> float:
 
 
 def gamma(count: int, roundoff: float) -> float:
-    """``n u / (1 - n u)``: the relative error that ``count`` successive roundings can build up. ValueError when n u >=
-    1."""
+    """``n u / (1 - n u)``: the relative error that ``count`` successive roundings can build up.
+
+    ValueError where n u reaches 1."""
     if count * roundoff >= 1:
         raise ValueError(
             f"no bound exists for {count} roundings of unit roundoff {roundoff:g}: their product reaches 1"
@@ -61,8 +62,7 @@ def gamma(count: int, roundoff: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Ieee:
-    """A float32 dot that rounds every operation to nearest, in any order, fused or not, with a scale folded in
-    anywhere."""
+    """A float32 dot that rounds every operation to nearest, in any order, fused or not, scales folded in anywhere."""
 
     exact = False
 
@@ -76,11 +76,10 @@ class Ieee:
     def dot_bound(
         self, q: torch.Tensor, k: torch.Tensor, dot: torch.Tensor, absdot: torch.Tensor, eta: float = 2.0**-149
     ) -> torch.Tensor:
-        """Bound on |computed - exact| for each dot, float64 like ``absdot`` (the sums of |q||k|); ``eta`` is one
-        underflow.
+        """Bound on |computed - exact| for each dot, float64 like ``absdot``, the sums of |q||k|.
 
-        Higham's gamma(n) with D products, D additions' worst path and two scale factors, shared by every order of
-        summation."""
+        Higham's gamma(n): a product, at most D - 1 additions and two scale factors, whatever the order of summation.
+        ``eta`` is what one operation can lose to underflow."""
         depth = q.shape[-1]
         return gamma(depth + 2, FLOAT32_ROUNDOFF) * absdot + 2 * depth * eta
 
@@ -100,8 +99,7 @@ class Grouped:
     kept              addends are cut ``kept`` bits below the group's largest exponent (that bit itself survives)
     final             a group's sum is cut ``final`` bits below its own exponent
     running           True: the running sum is one more addend of each group. False: groups start from zero and are
-                      added to the
-                      running sum in float32, to nearest
+                      added to the running sum in float32, to nearest
     product_exponent  "operands": a product's exponent is the sum of its operands' exponents; "product": its own
     cut               "zero" or "down": where an addend's lost bits go
     rounding          "zero", "down" or "nearest": the same for the group's sum
@@ -149,20 +147,16 @@ class Grouped:
         """Sums of absolute values up to ``2**bits`` quanta are exact, each group's and the running one.
 
         With m < 2**(1 + kept) quanta the cut lies at or below one quantum, and the same for the sum; m = 2**(1 + kept)
-        is one power of
-        two alone. Float32 registers hold 24 bits."""
+        is one power of two alone. Float32 registers hold 24 bits."""
         return min(self.kept + 1, self.final + 1, 24)
 
     def exact_dot(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """The dot this core returns, float32 ``[..., M, N]``, for operands of one dtype (e4m3, bf16, fp16, or tf32 held
-        in float32).
+        """The dot this core returns, float32 ``[..., M, N]``.
 
-        Group order is the order of the last dimension, the running sum starts at zero. Every intermediate is a multiple
-        of a power of
-        two that float64 holds exactly (see ``__post_init__``). A non-finite product gives NaN or the infinity that IEEE
-        addition gives;
-        zero results are +0. A group's sum is also cut at 2**-149, float32's last bit, and becomes infinite past
-        float32's range."""
+        Operands have one dtype: e4m3, bf16, fp16, or float32 that holds tf32. Groups follow the last dimension and the
+        running sum starts at zero. Every intermediate is a multiple of a power of two that float64 holds exactly (see
+        ``__post_init__``). A non-finite product gives NaN or the infinity that IEEE addition gives; zero results are
+        +0. A group's sum is also cut at 2**-149, float32's last bit, and becomes infinite past float32's range."""
         if q.dtype != k.dtype:
             raise TypeError(f"operands must have one dtype, got {q.dtype} and {k.dtype}")
         wide_q, wide_k = _widen(q), _widen(k)
@@ -322,8 +316,7 @@ def _own_exponent(x: torch.Tensor) -> torch.Tensor:
 
 
 def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
-    """2**exponent as float64, from its bits (exp2 need not be exact); exponents of zeros are held at the ends of the
-    range."""
+    """2**exponent as float64, from its bits (exp2 need not be exact), held inside float64's range for zeros' sake."""
     return ((exponent.to(torch.int64).clamp(-1022, 1023) + 1023) << 52).view(torch.float64)
 
 

@@ -38,8 +38,7 @@ _DTYPE_KEYS = ("operand_dtype", "dot_dtype", "product_dtype", "sum_unit", "out_d
 
 @dataclasses.dataclass(frozen=True)
 class Contract:
-    """The promises that a verdict is measured against. The default of every field is the strictest common one: IEEE
-    float32.
+    """The promises that a verdict is measured against; defaults are the strictest common ones, IEEE float32.
 
     layout             "bf16", "fp8" or "fp4"
     stage              "logits", "topk" or "store"
@@ -144,8 +143,7 @@ class Contract:
         layout: str | None = None,
         stage: str | None = None,
     ) -> Contract:
-        """A contract from plain strings, booleans and lists, as a TOML file or a ``parity_contract`` attribute holds
-        them.
+        """A contract from plain strings, booleans and lists, as TOML or a ``parity_contract`` attribute holds them.
 
         ``arithmetic`` is "auto" (or absent: ``default_arithmetic``), "ieee", the name of a stored model, or a table
         ``{group, kept, final, running, product_exponent, rounding, known_order}``.
@@ -196,8 +194,7 @@ class Contract:
             raise type(error)(f"contract file {path}: {error}") from error
 
     def verified(self, arithmetic: Grouped | None = None) -> Contract:
-        """This contract with its grouped model (or the given one) taken as exact, as a check on the device has
-        shown."""
+        """This contract with its grouped model (or the given one) taken as exact, as a check on the device showed."""
         model = self.arithmetic if arithmetic is None else arithmetic
         return dataclasses.replace(self, arithmetic=model, arithmetic_name=str(model), assumed=False, dot_verified=True)
 

@@ -38,8 +38,7 @@ def compare_exact(
     level: str = "layout",
     check: str = "exact",
 ) -> Verdict:
-    """Zero tolerance, for ``exact_expected``: every visible cell equals the expected one (zeros of either sign are
-    equal)."""
+    """Zero tolerance, for ``exact_expected``: every visible cell equals the expected one, zeros of any sign."""
     labels = _labels(operands, impl, level, check)
     if refused := _refuse(out, operands, labels):
         return refused
