@@ -86,7 +86,7 @@ def _decode(fam: str, layout: str, heads: int, row_tile: int) -> Config:
     block, warps, stages = {
         "interpreter": (128, 1, 1),
         "sm80": (128, 4, 3),
-        "sm90": (64, 4, 4) if wide else (64, 4, 3),
+        "sm90": (64, 4, 4) if wide else (64, 4, 3 if layout == "bf16" else 2),
         "sm100": (128, 4, 3),
         "sm120": (128, 4, 2),
     }[fam]
@@ -97,7 +97,7 @@ def _prefill(fam: str, layout: str, heads: int, row_tile: int) -> Config:
     block, warps, stages, trips = {
         "interpreter": (128, 1, 1, 2),
         "sm80": (128, 4, 3, 128),
-        "sm90": (128, 4, 3, 64),
+        "sm90": (256, 8, 3, 64) if layout == "bf16" else (128, 4, 3, 64),
         "sm100": (128, 4, 3, 64),
         "sm120": (128, 4, 2, 128),
     }[fam]

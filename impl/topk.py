@@ -6,10 +6,9 @@ import torch
 
 from impl.checks import PAGE, check_topk
 
-# Rows go in chunks of this many bytes of int32 keys; temporaries are a few times that.
+# Rows go in chunks of this many bytes of float32 keys; temporaries are a few times that.
 CHUNK_BYTES = 64 << 20
-_GREATEST = 2**31 - 1
-_MASKED = -(2**31)
+_INF = float("inf")
 _LOW = 0xFFFFFFFF
 
 
@@ -21,8 +20,8 @@ def topk_to_slots(
     logits `[rows, max_context_len]` float32; context_lens int32 `[B, next_n]` with B * next_n rows; block_table int32
     `[B, max_pages]`; k >= 1. A row has `min(k, n)` valid entries, n its length clamped to the table and the logits.
     Positions count keys of the request; `slot = block_table[position // 64] * 64 + position % 64`. Deterministic:
-    order by logit, then by lower position. -0 equals +0; -inf is a logit like any other; NaN, whatever its sign, ranks
-    above +inf, as torch.topk has it. Does not wait for the device unless `validate`. Raises TypeError or ValueError.
+    order by logit, then by lower position. -0 equals +0; -inf is a logit like any other; NaN counts as +inf. Does not
+    wait for the device unless `validate`. Raises TypeError or ValueError.
     """
     check_topk(logits, context_lens, block_table, k, validate)
     rows, width = logits.shape
@@ -54,19 +53,19 @@ def _best(logits: torch.Tensor, lens: torch.Tensor, k: int) -> tuple[torch.Tenso
     """
     width = logits.shape[1]
     position = torch.arange(width, device=logits.device, dtype=torch.int32)
-    # The order of floats as integers: adding zero turns -0 into +0, a negative's bits are mirrored, NaN is greatest.
-    bits = (logits + 0.0).view(torch.int32)
-    key = torch.where(logits.isnan(), _GREATEST, bits ^ ((bits >> 31) & _GREATEST))
-    key.masked_fill_(position >= lens, _MASKED)
+    # Past the length -inf will do: it ties with a real -inf at most, and ties prefer the lower position.
+    key = torch.where(position < lens, logits.nan_to_num(nan=_INF, posinf=_INF, neginf=-_INF), -_INF)
     values, found = torch.topk(key, k, dim=1)
     last = values[:, -1:]
     above = (values > last).sum(dim=1, keepdim=True)
     ties = torch.topk(torch.where(key == last, width - position, 0), k, dim=1).values
     rank = torch.arange(k, device=logits.device)
     found = torch.where(rank < above, found, width - ties.gather(1, (rank - above).clamp_min_(0)))
-    # No two of these are equal, so that any sort orders them alike: by value, then by the complement of the position.
-    unique = (values.to(torch.int64) << 32) | (_LOW - found)
-    unique = unique.sort(dim=1, descending=True).values
+    # Floats in the order of integers: adding zero turns -0 into +0, a negative float's bits are mirrored. With the
+    # complement of the position below, no two are equal, so that any sort orders them alike.
+    bits = (torch.where(rank < above, values, last) + 0.0).view(torch.int32)
+    order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)
+    unique = ((order << 32) | (_LOW - found)).sort(dim=1, descending=True).values
     return _LOW - (unique & _LOW), rank < lens
 
 
