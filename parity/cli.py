@@ -17,6 +17,16 @@ PROFILES = ("smoke", "ci", "nightly", "debug")
 STAGES = ("logits", "topk", "store")
 LAYOUTS = ("bf16", "fp8", "fp4")
 LEVELS = ("layout", "rounding", "selection", "invariance", "resources")
+# Commands whose modules own their options: module, function, help.
+DELEGATED = {
+    "probe": ("parity.run.probe", "main", "find the arithmetic of this card's matrix units"),
+    "compile": ("parity.run.compile", "main", "compile every kernel for every architecture and check its resources"),
+    "bench": ("parity.run.bench", "main", "time the kernels against the card's own ceilings"),
+    "explain": ("parity.explain.command", "explain_main", "measure which choice of arithmetic costs the recall"),
+    "sweep": ("parity.explain.command", "sweep_main", "curves of recall or of memory against context length"),
+    "story": ("parity.explain.command", "story_main", "the memory incident step by step, each step asserted"),
+    "report": ("parity.report.command", "main", "one self-contained HTML page from the JSON of the other commands"),
+}
 EXITS = "exit codes: 0 passed, 1 parity failed, 2 usage, environment, or nothing judged"
 
 
@@ -122,11 +132,7 @@ def build_parser() -> Parser:
     json_option(sub)
     sub.add_argument("--markdown", metavar="FILE", help="write a Markdown summary")
 
-    for name, text in (
-        ("probe", "find the arithmetic of this card's matrix units"),
-        ("compile", "compile every kernel for every architecture and check its resources"),
-        ("bench", "time the kernels against the card's own ceilings"),
-    ):
+    for name, (_, _, text) in DELEGATED.items():
         # Their modules own their options: they are parsed there.
         commands.add_parser(name, help=text, add_help=False)
     return parser
@@ -176,7 +182,7 @@ def dispatch(words: list[str]) -> int:
     if options.command is None:
         parser.print_help()
         return USAGE
-    if options.command in ("probe", "compile", "bench"):
+    if options.command in DELEGATED:
         return delegated(options.command, words[words.index(options.command) + 1 :])
     if rest:
         raise CommandError(f"unknown argument {rest[0]!r} (see parity {options.command} --help)")
@@ -195,16 +201,17 @@ def version() -> str:
 
 
 def delegated(name: str, words: list[str]) -> int:
-    """`probe`, `compile`, `bench`: parity.run's module of that name has a `main(words) -> exit code`."""
+    """A command whose module parses its own options, by a function (words) -> exit code."""
     import importlib
 
+    module, function, _ = DELEGATED[name]
     try:
-        module = importlib.import_module(f"parity.run.{name}")
+        found = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != f"parity.run.{name}":
+        if error.name != module:
             raise
         raise CommandError("not part of this version") from error
-    return int(module.main(words))
+    return int(getattr(found, function)(words))
 
 
 def run_gate(options: argparse.Namespace) -> int:

@@ -22,6 +22,8 @@ KEY_CHOICES = ("projection_k", "pooling", "inner_k", "rope_position", "rope_tabl
 QUERY_CHOICES = ("projection_q", "inner_q", "rope_table", "hadamard", "fp4_q", "query")
 # Float32 cells of the dots held at once: a CPU works within its caches, a GPU in few launches.
 CELLS = {"cpu": 1 << 20, "cuda": 1 << 27}
+# Keys that go through the chain at once, for the same reason.
+CHAIN = {"cpu": 1 << 13, "cuda": 1 << 19}
 
 
 class Stored(NamedTuple):
@@ -42,9 +44,9 @@ class Pipeline:
         self.sample = sample
         self._kept: dict[Any, Any] = {}
 
-    def forget(self) -> None:
-        """Drop what has been kept."""
-        self._kept.clear()
+    def forget(self, *stages: str) -> None:
+        """Drop what has been kept of these stages ("keys", "queries", "logits", "ascending", "select"), or of all."""
+        self._kept = {key: value for key, value in self._kept.items() if stages and key[0] not in stages}
 
     def keys(self, c: Configuration) -> Stored:
         """Stored keys [S, 128]."""
@@ -109,7 +111,11 @@ class Pipeline:
     def _keys(self, c: Configuration) -> Stored:
         key = ("pooled", c["projection_k"], c["pooling"])
         held = self._keep(key, lambda: samples.pooled(self.sample, c["projection_k"], c["pooling"]))
-        return self.chain(c, held, torch.arange(self.sample.keys, device=held.device))
+        number = torch.arange(len(held), device=held.device)
+        step = CHAIN.get(held.device.type, CHAIN["cpu"])
+        parts = [self.chain(c, held[i : i + step], number[i : i + step]) for i in range(0, len(held), step)]
+        scales = [part.scale for part in parts if part.scale is not None]
+        return Stored(torch.cat([part.payload for part in parts]), torch.cat(scales) if scales else None)
 
     def _queries(self, c: Configuration) -> Stored:
         step = {"published": rounding.bf16, "fused": _same, "last": _same}[c["inner_q"]]

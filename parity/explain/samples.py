@@ -8,7 +8,7 @@ of them; `captured` takes a model's own tensors.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -29,7 +29,7 @@ RANK, TOPIC_KEYS, TOPIC_NOISE = 16, 256, 0.5
 COPIES, COPY_NOISE = 32, 1 / 16
 CHANNEL_SPREAD = 1.25
 POOLED_NOISE = 0.45  # deviation that pooling 8 slots with these gate scores leaves of unit noise
-TOKENS_IN_FULL = 1 << 17  # longer contexts are drawn as pooled keys: the projections of 2^20 tokens would take 2 GB
+AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 17}  # keys whose tokens are drawn and pooled together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +37,9 @@ class Sample:
     """One context of S compressed keys and n queries that see it.
 
     positions int64 [n] (tokens), gate bfloat16 [n, H] (result of weights_proj), norm float32 [128]. Keys: either
-    projections kv and score float32 [4 S, 256] with ape [4, 256], or pooled float32 [S, 128]. Queries: either latents
-    qr bfloat16 [n, R] with wq_b as e4m3 codes and exponents, or q bfloat16 [n, H, 128] as projected.
+    `tokens(first, last)`, which gives the projections kv and score of the tokens of windows first .. last - 1, float32
+    [4 (last - first), 256], with ape [4, 256]; or pooled float32 [S, 128]. Queries: either latents qr bfloat16 [n, R]
+    with wq_b as e4m3 codes and exponents, or q bfloat16 [n, H, 128] as projected.
     """
 
     name: str
@@ -46,18 +47,13 @@ class Sample:
     positions: Tensor
     gate: Tensor
     norm: Tensor
-    kv: Tensor | None = None
-    score: Tensor | None = None
+    keys: int
+    tokens: Callable[[int, int], tuple[Tensor, Tensor]] | None = None
     ape: Tensor | None = None
     pooled: Tensor | None = None
     qr: Tensor | None = None
     wq: tuple[Tensor, Tensor] | None = None
     q: Tensor | None = None
-
-    @property
-    def keys(self) -> int:
-        """Number of compressed keys."""
-        return self.pooled.shape[0] if self.pooled is not None else _given(self.kv, "kv").shape[0] // 4
 
     @property
     def lens(self) -> Tensor:
@@ -68,12 +64,6 @@ class Sample:
     def device(self) -> torch.device:
         """Where its tensors lie."""
         return self.gate.device
-
-
-def _given(value: Tensor | None, name: str) -> Tensor:
-    if value is None:
-        raise ValueError(f"sample: {name} is needed and was not captured")
-    return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,56 +106,51 @@ def weights(config: IndexerConfig, model: str, seed: int, device: torch.device) 
 
 
 def draw(source: Weights, case: int, tokens: int, rows: int) -> Sample:
-    """Context number `case` of `tokens` tokens and `rows` queries at its last position.
+    """Context number `case` of `tokens` tokens and `rows` queries at its last position; ValueError without a key.
 
-    Keys come as projections up to 2^17 tokens, beyond as pooled keys (whose pooling cannot be varied).
+    Tokens are functions of their number, so nothing is held of them, and a longer context extends a shorter one.
     """
     if tokens < 4:
         raise ValueError(f"tokens: a context needs at least 4 tokens for one key, got {tokens}")
     config, seed, device = source.config, source.seed, source.norm.device
     keys = tokens // config.ratio
-    number = torch.arange(keys, device=device)
-    base = _base(source, case, number)
     row = torch.arange(rows, device=device)
     latent = draws.gaussian(seed, "latent", case, row, config.q_lora_rank)
     if source.model == "topic-drift":
         wanted = _topics(source, case, draws.integers(seed, "place", case, row, keys))
         latent = TOPIC_NOISE * latent + wanted @ source.reader * config.q_lora_rank**0.5
-    parts: dict[str, Tensor] = {}
-    if tokens <= TOKENS_IN_FULL:
-        token = torch.arange(4 * keys, device=device)
+
+    def projections(first: int, last: int) -> tuple[Tensor, Tensor]:
+        token = torch.arange(4 * first, 4 * last, device=device)
         kv = draws.gaussian(seed, "kv", case, token, 2 * DIM)
+        # Channels 128.. belong to the token's own window, channels ..127 to the next one.
+        base = _base(source, case, torch.arange(first, last + 1, device=device), keys)
         if base is not None:
-            amount = COPY_NOISE if source.model == "near-duplicates" else TOPIC_NOISE
-            kv *= amount / POOLED_NOISE
-            kv[:, DIM:] += base.repeat_interleave(4, 0)
-            kv[:-4, :DIM] += base[1:].repeat_interleave(4, 0)
-        parts = {"kv": kv, "score": draws.gaussian(seed, "score", case, token, 2 * DIM), "ape": source.ape}
-    else:
-        noise = draws.gaussian(seed, "kv", case, number, DIM)
-        if base is not None:
-            noise *= COPY_NOISE if source.model == "near-duplicates" else TOPIC_NOISE
-            noise += base
-        parts = {"pooled": noise}
+            kv *= (COPY_NOISE if source.model == "near-duplicates" else TOPIC_NOISE) / POOLED_NOISE
+            kv[:, DIM:] += base[:-1].repeat_interleave(4, 0)
+            kv[:, :DIM] += base[1:].repeat_interleave(4, 0)
+        return kv, draws.gaussian(seed, "score", case, token, 2 * DIM)
+
     return Sample(
         name=f"{source.model} {tokens:,} tokens, seed {seed}, context {case}",
         config=config,
         positions=torch.full((rows,), tokens - 1, dtype=torch.int64, device=device),
         gate=draws.gaussian(seed, "gate", case, row, config.n_heads).to(torch.bfloat16),
         norm=source.norm,
+        keys=keys,
+        tokens=projections,
+        ape=source.ape,
         qr=latent.to(torch.bfloat16),
         wq=source.wq,
-        **parts,
     )
 
 
-def _base(source: Weights, case: int, number: Tensor) -> Tensor | None:
-    """What a key is before token noise, float32 [S, 128]; None for the models without structure."""
+def _base(source: Weights, case: int, number: Tensor, keys: int) -> Tensor | None:
+    """What the keys `number` are before token noise, float32 [n, 128]; None for the models without structure."""
     if source.model == "topic-drift":
         return _topics(source, case, number) @ source.basis
     if source.model == "near-duplicates":
-        distinct = max(1, len(number) // COPIES)
-        copied = draws.integers(source.seed, "place", case, number + (1 << 40), distinct)
+        copied = draws.integers(source.seed, "place", case, number + (1 << 40), max(1, keys // COPIES))
         return draws.gaussian(source.seed, "prototype", case, copied, DIM)
     return None
 
@@ -185,14 +170,24 @@ def pooled(sample: Sample, projection: str = "float32", pooling: str = "float32"
         if (projection, pooling) != ("float32", "float32"):
             raise ValueError("projection_k, pooling: this context has pooled keys only, so they cannot be varied")
         return sample.pooled
-    kv, score = _given(sample.kv, "kv"), _given(sample.score, "score")
-    if projection == "bf16":
-        kv, score = (x.to(torch.bfloat16).to(torch.float32) for x in (kv, score))
-    ape = _given(sample.ape, "ape")
-    score = compressor.add_ape(score, ape, torch.arange(len(score), device=score.device))
-    front = (4, 2 * DIM)
-    kv, score = torch.cat((kv.new_zeros(front), kv)), torch.cat((score.new_full(front, -torch.inf), score))
-    held, gates = compressor.windows(kv, score)
+    if sample.tokens is None or sample.ape is None:
+        raise ValueError("sample: keys are needed, as pooled or as tokens with ape")
+    step = AT_ONCE.get(sample.device.type, AT_ONCE["cpu"])
+    parts = []
+    for first in range(0, sample.keys, step):
+        last = min(first + step, sample.keys)
+        kv, score = sample.tokens(max(first - 1, 0), last)
+        if projection == "bf16":
+            kv, score = (x.to(torch.bfloat16).to(torch.float32) for x in (kv, score))
+        score = compressor.add_ape(score, sample.ape, torch.arange(len(score), device=score.device))
+        if first == 0:  # the first window has no predecessor
+            front = (4, 2 * DIM)
+            kv, score = torch.cat((kv.new_zeros(front), kv)), torch.cat((score.new_full(front, -torch.inf), score))
+        parts.append(_pool(*compressor.windows(kv, score), pooling))
+    return torch.cat(parts)
+
+
+def _pool(held: Tensor, gates: Tensor, pooling: str) -> Tensor:
     if pooling == "float32":
         return compressor.pool(held, gates)
     weight = torch.softmax(gates, dim=-2).to(torch.bfloat16)
@@ -260,4 +255,4 @@ def captured(path: str | Path, topk: int, device: torch.device) -> Sample:
     if int(tensors["positions"].min()) < 3:
         raise ValueError(f"{path}: positions must be at least 3, so that a query sees a key")
     config = IndexerConfig(dim=DIM, q_lora_rank=DIM, n_heads=heads, topk=topk)
-    return Sample(str(path), config, **tensors)  # type: ignore[arg-type]
+    return Sample(str(path), config, keys=len(tensors["pooled"]), **tensors)  # type: ignore[arg-type]

@@ -1,0 +1,214 @@
+"""`parity story`: the memory incident told step by step on drawn data; each step asserts what it says.
+
+A server stored the indexer's keys in fp8 and lost facts placed far back in long prompts; bf16 keys cost 23 GB in a
+gather, until a kernel read them on the fly. No datum is chosen to make a point: every figure is measured when the
+story is told, and only what held for every seed tried is asserted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from parity.explain import samples
+from parity.explain.choices import preset
+from parity.explain.explain import Settings
+from parity.explain.measure import METRICS, Measure
+from parity.explain.needles import plant, ranks
+from parity.explain.pipeline import Pipeline
+
+KIND, FORMAT = "indexer-parity/story", 1
+CONTEXTS = (4509, 10498, 22000)  # tokens at which the incident was seen
+MARGINS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5)
+REPEATS = 4  # needles of each row at each margin
+BAND = (0.005, 0.01, 0.02, 0.03)
+SAFE = 0.2  # margin from which both paths keep every needle
+_LOSS, _REGRET = METRICS.index("loss"), METRICS.index("regret")
+
+
+class Untrue(AssertionError):
+    """A step's sentence that the measurement does not bear out."""
+
+
+def claim(true: bool, sentence: str) -> str:
+    """The sentence if it is true; Untrue otherwise."""
+    if not true:
+        raise Untrue(sentence)
+    return sentence
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """What the steps share: the shape, the number of contexts and rows, where to run."""
+
+    settings: Settings
+    device: torch.device
+    contexts: tuple[int, ...] = CONTEXTS
+
+
+@dataclasses.dataclass
+class Told:
+    """One step as told: its lines, the figures behind them, and the reason if it could not run here."""
+
+    title: str
+    lines: list[str]
+    figures: dict[str, Any] = dataclasses.field(default_factory=dict)
+    not_run: str | None = None
+
+
+def short_prompts(stage: Stage) -> Told:
+    """Up to topk keys everything is selected, so recall is 1 whatever the arithmetic."""
+    topk = stage.settings.topk
+    tokens, lines = 4 * topk + 3, []
+    measure = _measures(stage, tokens)[0]
+    for name in ("seed-before", "seed-after"):
+        chosen = measure.pipeline.select(preset(name))
+        claim(bool(chosen.all()), f"{name} selects every one of {topk} keys")
+    longer = _measures(stage, tokens + 1)[0]
+    some = longer.pipeline.select(preset("seed-before"))
+    lines.append(
+        claim(
+            int(some.sum(1).max()) == topk and some.shape[1] == topk + 1,
+            f"{tokens:,} tokens make {topk} keys and all {topk} are selected: recall is 1, with fp8 as with bf16, and "
+            f"says nothing. At {tokens + 1:,} tokens the first key is left out.",
+        )
+    )
+    return Told("Short prompts cannot show it", lines, {"tokens": tokens, "keys": topk})
+
+
+def recall_alone(stage: Stage) -> Told:
+    """Recall without any needle, against the published reference and against no rounding at all."""
+    lines = ["  tokens    keys   against the published fp4 arithmetic   against no rounding", ""]
+    lines[1] = "                   fp8 (before)  bf16 (after)           fp8 (before)  bf16 (after)"
+    figures, plain = [], []
+    for tokens in stage.contexts:
+        row: dict[str, Any] = {"tokens": tokens, "keys": tokens // 4}
+        for against in ("published", "unrounded"):
+            found = [_pair(measure) for measure in _measures(stage, tokens, against)]
+            before, after = (float(np.mean([pair[i][_LOSS] for pair in found])) for i in (0, 1))
+            row[against] = {"before": 1 - before, "after": 1 - after}
+            if against == "unrounded":
+                plain.append((before, after))
+        published, free = row["published"], row["unrounded"]
+        lines.append(
+            f"{tokens:8,d} {tokens // 4:7,d}         {published['before']:.3f}         {published['after']:.3f}"
+            f"                  {free['before']:.4f}        {free['after']:.4f}"
+        )
+        figures.append(row)
+    lines.append(
+        claim(
+            all(before > 2 * after for before, after in plain),
+            "Measured against no rounding, fp8 loses more than twice what bf16 loses at every length.",
+        )
+    )
+    gaps = [abs(row["published"]["before"] - row["published"]["after"]) for row in figures]
+    lost = [1 - row["published"]["after"] for row in figures]
+    lines.append(
+        claim(
+            all(gap < 0.25 * loss for gap, loss in zip(gaps, lost, strict=True)),
+            "Against the reference the two hardly differ: both leave out its fp4 step, which costs more than four "
+            "times as much as fp8 does beside bf16.",
+        )
+    )
+    lines.append(
+        claim(
+            all(a["published"]["after"] > b["published"]["after"] for a, b in itertools.pairwise(figures)),
+            "And recall falls as the context grows.",
+        )
+    )
+    return Told("Recall, without any needle", lines, {"rows": figures})
+
+
+def needle_band(stage: Stage) -> Told:
+    """Which margins over the cutoff survive fp8, and which survive bf16."""
+    head = "  tokens  path        " + "".join(f"{margin:>8.3f}" for margin in MARGINS) + "   (standard deviations)"
+    lines, figures = [head], []
+    for tokens in stage.contexts:
+        kept = {name: retrieval(stage, tokens, name) for name in ("seed-before", "seed-after", "published")}
+        for name, label in (("seed-after", "bf16"), ("seed-before", "fp8"), ("published", "published")):
+            cells = "".join(f"{100 * share:7.1f}%" for share in kept[name])
+            lines.append(f"{tokens:8,d}  {label:11s}{cells}")
+        at = [MARGINS.index(margin) for margin in BAND]
+        fp8, bf16 = (float(kept[name][at].mean()) for name in ("seed-before", "seed-after"))
+        claim(fp8 < bf16, f"in the band fp8 retrieves {fp8:.3f}, fewer than bf16's {bf16:.3f}, at {tokens:,} tokens")
+        safe = [i for i, margin in enumerate(MARGINS) if margin >= SAFE]
+        for name in ("seed-before", "seed-after"):
+            claim(bool((kept[name][safe] == 1).all()), f"{name} keeps every needle from {SAFE} deviations on")
+        crowd = float(np.mean([crowded(measure) for measure in _measures(stage, tokens)]))
+        figures.append({"tokens": tokens, "crowd": crowd, **{name: share.tolist() for name, share in kept.items()}})
+    lines.append(
+        f"Between {BAND[0]} and {BAND[-1]} deviations over the cutoff fp8 loses needles that bf16 keeps, at every length; "
+        f"from {SAFE} on both keep all. The published fp4 arithmetic, with which the model was trained, moves them more."
+    )
+    crowds = [figure["crowd"] for figure in figures]
+    lines.append(
+        claim(
+            all(a < b for a, b in itertools.pairwise(crowds)),
+            f"A longer context puts more keys into the band: within {BAND[-1]} deviations of a row's cutoff lie "
+            f"{', '.join(f'{crowd:.1f}' for crowd in crowds)} keys.",
+        )
+    )
+    return Told("A needle, by its margin over the cutoff", lines, {"margins": list(MARGINS), "rows": figures})
+
+
+def retrieval(stage: Stage, tokens: int, name: str) -> np.ndarray:
+    """Share of needles among the selected keys at each of MARGINS, over all contexts and rows."""
+    shares = []
+    for number, measure in enumerate(_measures(stage, tokens)):
+        needles = plant(measure.pipeline, MARGINS * REPEATS, stage.settings.seed + number)
+        c = preset(name)
+        hit = (ranks(measure.pipeline, c, needles) <= measure.pipeline.width(c)).double().mean(0).cpu().numpy()
+        shares.append(hit.reshape(REPEATS, len(MARGINS)).mean(0))
+    return np.mean(shares, axis=0)
+
+
+def crowded(measure: Measure) -> float:
+    """Keys within BAND[-1] standard deviations of the cutoff of the unrounded scores, the mean over rows."""
+    logits = measure.pipeline.logits(preset("unrounded"))
+    cutoff = logits.topk(measure.pipeline.sample.config.topk, dim=1).values[:, -1:]
+    near = (logits - cutoff).abs() <= BAND[-1] * logits.std(1, keepdim=True, correction=0)
+    return float(near.sum(1).double().mean())
+
+
+def _pair(measure: Measure) -> tuple[np.ndarray, np.ndarray]:
+    return measure(preset("seed-before")), measure(preset("seed-after"))
+
+
+def _measures(stage: Stage, tokens: int, against: str = "published") -> list[Measure]:
+    """One Measure a context, drawn anew: the draw is a function of the seed, so they are the same every time."""
+    settings = stage.settings
+    source = samples.weights(settings.config(), settings.data, settings.seed, stage.device)
+    drawn = [samples.draw(source, i, tokens, settings.rows) for i in range(settings.cases)]
+    return [Measure(Pipeline(sample), preset(against)) for sample in drawn]
+
+
+def tell(
+    stage: Stage,
+    steps: Sequence[Callable[[Stage], Told]],
+    *,
+    show: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Run the steps in order and show each when it is done; stops at the first Untrue. The report, JSON types."""
+    told: list[dict[str, Any]] = []
+    report: dict[str, Any] = {"kind": KIND, "format": FORMAT, "passed": True, "steps": told}
+    for number, step in enumerate(steps, 1):
+        started = time.perf_counter()
+        try:
+            result = step(stage)
+        except Untrue as error:
+            show(f"\n{number}. {step.__name__.replace('_', ' ')}: NOT TRUE: {error}")
+            report["passed"] = False
+            report["untrue"] = str(error)
+            break
+        seconds = time.perf_counter() - started
+        show(f"\n{number}. {result.title}" + (f" [not run: {result.not_run}]" if result.not_run else ""))
+        for line in result.lines:
+            show(f"   {line}")
+        told.append({**dataclasses.asdict(result), "seconds": round(seconds, 2)})
+    return report

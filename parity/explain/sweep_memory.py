@@ -1,0 +1,197 @@
+"""`parity sweep memory`: peak bytes and time of every path against rows x context, predicted, and measured on CUDA."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from parity.run import memory
+
+KIND, FORMAT = "indexer-parity/sweep-memory", 1
+PAGE, DIM = 64, 128
+PATHS = ("gather-bf16", "torch-bf16", "torch-fp8", "triton-bf16", "triton-fp8")
+SLOT = {"bf16": 256, "fp8": 132}
+CARDS = (16, 24, 48, 96)  # GB, 10^9 bytes, the whole card for this one layer's cache and call
+ROWS = (1, 64, 1024, 4096)
+KEYS = (1127, 5500, 22016, 131072, 262144)
+STORY = (4096, 22016)  # rows and keys (344 pages) of the call that would not fit
+# Rates that bound the time from below: measured on an H200 (a copy, and a large bf16 product).
+BYTES_PER_SECOND, FLOPS = 4.28e12, 756e12
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicted:
+    """Bytes beyond inputs and result at the peak, bytes of result and of the pages, least seconds on an H200."""
+
+    workspace: int
+    result: int
+    pages: int
+    seconds: float
+
+    @property
+    def total(self) -> int:
+        """What a card must hold at once."""
+        return self.workspace + self.result + self.pages
+
+
+def predicted(path: str, rows: int, keys: int, heads: int = 64) -> Predicted:
+    """By formula. The gather holds every row's keys, then the scores in bf16 and again in float32; the torch path keeps
+    its temporaries under a budget; the kernels need nothing beside the result."""
+    layout = path.rpartition("-")[2]
+    pages = -(-keys // PAGE)
+    pool, result = pages * PAGE * SLOT[layout], memory.result_bytes(rows, keys)
+    cells = rows * heads * pages * PAGE
+    work = 2 * cells * DIM / FLOPS
+    if path.startswith("gather"):
+        gathered = memory.gather_bytes(rows, pages, PAGE * SLOT["bf16"])
+        workspace = gathered + 2 * cells + 4 * cells
+        # Written and read: the gathered keys, the scores in bf16, the scores in float32 (the ReLU passes twice).
+        moved = 2 * gathered + 2 * 2 * cells + 4 * 4 * cells
+    elif path.startswith("torch"):
+        workspace = memory.WORKSPACE
+        moved = pool + result + 4 * 4 * cells
+    else:
+        workspace, moved = 0, pool + result
+    return Predicted(workspace, result, pool, max(moved / BYTES_PER_SECOND, work))
+
+
+def longest(path: str, rows: int, card: int, heads: int = 64) -> int:
+    """Keys of the longest context, in whole pages, for which one call with its pages fits into `card` GB; 0 if none."""
+    low, high = 0, 1
+    while predicted(path, rows, high * PAGE, heads).total <= card * 10**9:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if predicted(path, rows, middle * PAGE, heads).total <= card * 10**9:
+            low = middle
+        else:
+            high = middle
+    return low * PAGE
+
+
+def sweep(
+    device: torch.device,
+    rows: Sequence[int] = ROWS,
+    keys: Sequence[int] = KEYS,
+    heads: int = 64,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """{kind, format, rows: [{path, rows, keys, predicted, measured or the reason why not}], cards}, JSON types."""
+    points = []
+    for path in PATHS:
+        for count in rows:
+            for length in keys:
+                guess = predicted(path, count, length, heads)
+                point: dict[str, Any] = {"path": path, "rows": count, "keys": length}
+                point |= {"predicted_workspace": guess.workspace, "result": guess.result, "pages": guess.pages}
+                point |= {"predicted_seconds": guess.seconds, "workspace": None, "seconds": None}
+                point["not_measured"] = _reason(device, guess)
+                if point["not_measured"] is None:
+                    point |= measured(path, count, length, heads, device)
+                    say(f"parity sweep memory: {path}, {count:,} rows, {length:,} keys")
+                points.append(point)
+    cards = [
+        {"card": card, "path": path, "rows": count, "longest_keys": longest(path, count, card, heads)}
+        for card in CARDS
+        for path in PATHS
+        for count in rows
+    ]
+    return {"kind": KIND, "format": FORMAT, "heads": heads, "rows": points, "cards": cards, "device": device.type}
+
+
+def _reason(device: torch.device, guess: Predicted) -> str | None:
+    """Why a point is predicted only."""
+    if device.type != "cuda":
+        return "measured on CUDA only"
+    free, _ = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if guess.total > 0.9 * free:
+        return f"needs {guess.total / 1e9:.1f} GB, the card has {free / 1e9:.1f} GB free"
+    return None
+
+
+def measured(path: str, rows: int, keys: int, heads: int, device: torch.device, *, repeats: int = 5) -> dict[str, Any]:
+    """{workspace: peak bytes beyond inputs and result, seconds: median of `repeats` on CUDA, of one call elsewhere}."""
+    function, named = call(path, rows, keys, heads, device)
+    out = function(**named)  # compiles, and fills the libraries' own workspaces
+    del out
+    with memory.peak_bytes(device) as peak:
+        out = function(**named)
+    size = out.numel() * out.element_size()
+    del out
+    if device.type != "cuda":
+        return {"workspace": peak.bytes - size, "seconds": None}
+    times = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        out = function(**named)
+        end.record()
+        torch.cuda.synchronize(device)
+        del out
+        times.append(start.elapsed_time(end) / 1000)
+    return {"workspace": peak.bytes - size, "seconds": statistics.median(times)}
+
+
+def call(
+    path: str, rows: int, keys: int, heads: int, device: torch.device
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """(function, keyword arguments) of one path: one request whose rows all see `keys` keys, pages in reverse order.
+
+    Values do not change bytes or time: payload bytes of small positive numbers, in bf16 and in e4m3.
+    """
+    kernel, _, layout = path.rpartition("-")
+    pages = -(-keys // PAGE)
+    if layout == "bf16":
+        cache = torch.ones((pages, PAGE, 1, DIM), dtype=torch.bfloat16, device=device)
+        q = torch.ones((1, rows, heads, DIM), dtype=torch.bfloat16, device=device)
+    else:
+        cache = torch.full((pages, PAGE, 1, DIM + 4), 0x38, dtype=torch.uint8, device=device)
+        q = torch.ones((1, rows, heads, DIM), dtype=torch.float32, device=device).to(torch.float8_e4m3fn)
+    named = {
+        "q": q,
+        "kv_cache": cache,
+        "weights": torch.full((rows, heads), 1 / 64, device=device),
+        "context_lens": torch.full((1, rows), keys, dtype=torch.int32, device=device),
+        "block_table": torch.arange(pages - 1, -1, -1, dtype=torch.int32, device=device)[None],
+        "max_context_len": keys,
+    }
+    return function_of(kernel, layout), named
+
+
+def function_of(kernel: str, layout: str) -> Callable[..., Any]:
+    """The logits function of a path."""
+    from impl import torch_path
+
+    if kernel == "gather":
+        return torch_path.materialising_gather_paged_mqa_logits
+    if kernel == "torch":
+        return getattr(torch_path, f"torch_{layout}_paged_mqa_logits")
+    from importlib import import_module
+
+    return getattr(import_module(f"impl.logits_{layout}"), f"{layout}_paged_mqa_logits")
+
+
+def table(report: dict[str, Any]) -> list[str]:
+    """The report as lines for a terminal: the call of the incident, then what fits into which card."""
+    count, length = STORY
+    lines = [f"{count:,} rows x {length:,} keys:"]
+    for point in report["rows"]:
+        if (point["rows"], point["keys"]) == STORY:
+            real = point["workspace"]
+            told = f"{real / 1e9:.2f} GB measured" if real is not None else f"not measured: {point['not_measured']}"
+            if point["seconds"] is not None:
+                told += f", {point['seconds'] * 1e3:.2f} ms"
+            guess = point["predicted_workspace"] / 1e9
+            lines.append(f"  {point['path']:12s} {guess:7.2f} GB beyond inputs and result, {told}")
+    most = max(entry["rows"] for entry in report["cards"])
+    lines.append(f"longest context (keys) of one call with {most:,} rows, its pages and result included:")
+    lines.append("  path         " + "".join(f"{f'{card} GB':>14s}" for card in CARDS))
+    for path in PATHS:
+        found = {e["card"]: e["longest_keys"] for e in report["cards"] if e["path"] == path and e["rows"] == most}
+        lines.append(f"  {path:12s} " + "".join(f"{found[card]:14,d}" for card in CARDS))
+    return lines
