@@ -26,8 +26,11 @@ from impl.tiles import (
     tile_base,
 )
 
+# Sizes that change from call to call with the lengths or the table are not specialised, or each would compile anew.
+_SIZES = ["next_n", "groups", "limit", "fill", "tiles", "steps", "table_stride"]
 
-@triton.jit
+
+@triton.jit(do_not_specialize=[name for name in _SIZES if name != "steps"])
 def decode(
     q,
     kv_cache,
@@ -102,7 +105,7 @@ def decode(
                 store_rows(row_out, nothing, lengths, row0, next_n, key0, fill, out_stride, BLOCK, ROW_TILE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=[name for name in _SIZES if name != "tiles"])
 def prefill(
     q,
     kv_cache,

@@ -255,17 +255,17 @@ def _source(config: configs.Config) -> Any:
     signature: dict[str, str] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}
     fixed: dict[str, Any] = {}
-    for index, name in enumerate(kernel.arg_names):
+    for index, (name, parameter) in enumerate(zip(kernel.arg_names, kernel.params, strict=True)):
         if name in pointers:
             signature[name] = pointers[name]
             attributes[(index,)] = _DIVISIBLE
-        elif name in constants or integers[name] == 1:
+        elif name in constants or (integers[name] == 1 and not parameter.do_not_specialize):
             # A launch specialises integers that equal 1 in the same way.
             signature[name] = "constexpr"
             fixed[name] = constants.get(name, 1)
         else:
             signature[name] = "i32"
-            if integers[name] % 16 == 0:
+            if integers[name] % 16 == 0 and not parameter.do_not_specialize:
                 attributes[(index,)] = _DIVISIBLE
     return ASTSource(kernel, signature=signature, constexprs=fixed, attrs=attributes)
 
