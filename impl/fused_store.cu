@@ -155,7 +155,8 @@ __device__ inline void store_token(const Pooled* pooled, const Weight* norm_weig
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c)
         if ((c + 1) * LANES > 16)
-            turn[c] = active && c * LANES + lane >= 16 ? load4(cos_sin + 4 * (c * LANES + lane - 16)) : Four{1.f, 0.f, 1.f, 0.f};
+            turn[c] = active && c * LANES + lane >= 16 ? load4(cos_sin + 4 * (c * LANES + lane - 16))
+                                                       : Four{1.f, 0.f, 1.f, 0.f};
 
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c)
@@ -203,7 +204,8 @@ __device__ inline void store_token(const Pooled* pooled, const Weight* norm_weig
             }
             if constexpr (FORMAT == FP4) {
                 if (active) reinterpret_cast<unsigned short*>(page + row * (DIM / 2))[chunk] = (unsigned short)codes;
-                if (active && (lane & 7) == 0) page[PAGE * (DIM / 2) + row * 4 + (chunk >> 3)] = (unsigned char)(e + 127);
+                unsigned char* scales = page + PAGE * (DIM / 2) + row * 4;
+                if (active && (lane & 7) == 0) scales[chunk >> 3] = (unsigned char)(e + 127);
             }
         }
     }

@@ -10,7 +10,8 @@ from itertools import pairwise
 from parity.cases.case import LAYOUTS, MAX_GAP, MAX_SEED, PAGE, SLOT_BYTES, VERSION
 from parity.cases.notation import format_ids, parse_ids
 
-STORE_DATA = ("bell", "octaves", "zeros", "onehot", "pairs", "tiny", "large")
+STORE_DATA = ("bell", "octaves", "zeros", "onehot", "pairs", "tiny", "large", "context")
+"""`context`: pooled keys and rotary rows as of one long prompt, for recall; the rest: a token on its own."""
 PLACES = ("spread", "order", "last", "edges")
 WEIGHTS = ("real", "one", "ties")
 POSITIONS = ("near", "far")

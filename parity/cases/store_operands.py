@@ -11,6 +11,8 @@ from parity.cases import counter, store_values
 from parity.cases.case import PAGE, SLOT_BYTES
 from parity.cases.operands import LAZY_BYTES, _lazy_buffer, cache_view
 from parity.cases.store import StoreCase
+from reference import rope
+from reference.config import FLASH
 
 STREAM_PLACE = 31
 
@@ -164,7 +166,9 @@ def _build_table(case: StoreCase, positions: Tensor, device: torch.device) -> Te
         table = torch.frombuffer(_lazy_buffer(size), dtype=torch.float32).view(rows, 64)
     else:
         table = torch.zeros(rows, 64, device=device)
-    if case.tokens:
+    if case.tokens and case.data == "context":
+        table[positions.long()] = rope.rope_rows(FLASH, positions)
+    elif case.tokens:
         table[positions.long()] = store_values.draw_rope_rows(positions)
     return table
 

@@ -11,13 +11,13 @@ from parity.cases.store import DTYPES, PLACES, POSITIONS, STORE_DATA, WEIGHTS, S
 # Nothing, one, the borders of warps, blocks and pages, and the ragged middle.
 COUNTS = (0, 1, 2, 3, 4, 5, 15, 16, 17, 31, 33, 63, 64, 65, 127, 130)
 SEEDS = 1 << 16
-BIG_BYTES = (1 << 31) + (1 << 29)
+BIG_BYTES = (1 << 32) + (1 << 29)
 
 
 def store_cases(
     *,
     layout: str = "bf16",
-    data: Sequence[str] = STORE_DATA,
+    data: Sequence[str] = STORE_DATA[:-1],
     weights: Sequence[str] = WEIGHTS,
     positions: Sequence[str] = POSITIONS,
     dtypes: Sequence[str] = DTYPES,
@@ -32,7 +32,7 @@ def store_cases(
 
     layout: of the pool. data, weights, positions, dtypes (of pooled keys and norm weight), places: what is drawn from.
     min_tokens <= tokens <= max_tokens, some of them with slot -1 if `skips`. gaps: pools whose pages lie apart. big:
-    the pool passes 2^31 bytes (mapped lazily on the CPU).
+    the pool passes 2^32 bytes (mapped lazily on the CPU).
 
     Shrinks to no token, then to one, the pool of one page in order, no gap, and values that are easy to read.
     """
@@ -50,7 +50,7 @@ def store_cases(
         start = draw(st.sampled_from((0, 0, 1, 1000)))
         fields: dict[str, Any] = {"gap": 0}
         if big:
-            pages = max(pages, 4)  # so that no gap passes the limit of a case
+            pages = max(pages, 6)  # so that no gap passes the limit of a case
             page = PAGE * {"bf16": 256, "fp8": 132, "fp4": 68}[layout]
             fields["gap"] = max(16, -(-(BIG_BYTES // (pages - 1) - page) // 16) * 16)
         elif gaps:

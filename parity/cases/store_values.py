@@ -12,7 +12,7 @@ from parity.cases import counter
 from parity.cases.case import DIM
 from parity.cases.store import MAX_POSITION, StoreCase
 
-STREAM_POOLED, STREAM_FRACTION, STREAM_NORM, STREAM_TOKEN, STREAM_ROPE, STREAM_POOL = range(21, 27)
+STREAM_POOLED, STREAM_FRACTION, STREAM_NORM, STREAM_TOKEN, STREAM_ROPE, STREAM_POOL, STREAM_TOPIC = range(21, 28)
 # Twice the midpoints of the fp4 grid in the two upper binades, where a block's largest magnitude falls.
 TIES = (7.0, 10.0, 5.0, 3.0)
 
@@ -23,9 +23,11 @@ def draw_pooled(case: StoreCase, names: Tensor) -> Tensor:
     row = counter.row_keys(case.seed, STREAM_TOKEN, (names,))
     words = counter.row_words(keys, counter.counting(DIM, names.device))
     # Four bytes make a bell, fourteen more bits the low end of the significand; every step is exact in float32.
-    bell = sum(((words >> shift) & 0xFF) for shift in (0, 8, 16, 24)) - 510
+    bell = _bell(words)
     low = counter.row_words(counter.row_keys(case.seed, STREAM_FRACTION, (names,)), counter.counting(DIM, names.device))
     values = (bell * (1 << 14) + (low & 0x3FFF)).to(torch.float32) * 2.0**-21
+    if case.data == "context":
+        values = 0.5 * values + _topics(case, names)
     octave = {"octaves": (-12, 4), "tiny": (-90, 6), "large": (38, 4)}.get(case.data)
     if octave is not None:
         values = values * _power(counter.field(row, 8, octave[1]) + octave[0]).unsqueeze(-1)
@@ -43,11 +45,23 @@ def draw_pooled(case: StoreCase, names: Tensor) -> Tensor:
     return values.to(torch.bfloat16) if case.pooled == "bf16" else values
 
 
+def _topics(case: StoreCase, names: Tensor) -> Tensor:
+    """What the keys of a stretch of 64 tokens share, and what all keys share: a prompt has subjects."""
+    total = torch.zeros(len(names), DIM, device=names.device)
+    for size, subject in ((1.0, names // 64 % 24), (0.5, torch.zeros_like(names))):
+        keys = counter.row_keys(case.seed, STREAM_TOPIC, (subject, torch.full_like(names, int(2 * size))))
+        words = counter.row_words(keys, counter.counting(DIM, names.device))
+        total += size * _bell(words).to(torch.float32) * 2.0**-8
+    return total
+
+
 def draw_norm_weight(case: StoreCase, device: torch.device) -> Tensor:
     """The norm weight [128]: 24-bit factors from 1/4 to 4 (bf16: 8 bits), one, or powers of two times fp4 midpoints."""
     channels = torch.arange(DIM, dtype=torch.int64, device=device)
     words = counter.row_keys(case.seed, STREAM_NORM, (channels,))
-    if case.weights == "one":
+    if case.data == "context":  # about one, as trained
+        values = 1.0 + (counter.field(words, 10, 20) - (1 << 19)).to(torch.float32) * 2.0**-21
+    elif case.weights == "one":
         values = torch.ones(DIM, device=device)
     elif case.weights == "ties":
         table = torch.tensor(TIES, device=device)
@@ -95,6 +109,11 @@ def draw_bytes(seed: int, first: int, count: int, device: torch.device) -> Tenso
         parts.append(words.view(torch.uint8).view(-1)[:size])
         at += size
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device=device)
+
+
+def _bell(words: Tensor) -> Tensor:
+    """int64 of the words' shape, the sum of a word's four bytes about its mean: -510 .. 510."""
+    return words.view(torch.uint8).view(*words.shape, 4).sum(-1) - 510
 
 
 def _power(exponents: Tensor) -> Tensor:

@@ -115,7 +115,8 @@ inline std::string disagreement() {
                          : f.operand != waiting->operand ? "shuffles with another mask" : nullptr;
         if (!what) continue;
         char text[200];
-        std::snprintf(text, sizeof text, "block %u, warp %u: lane %u waits at shuffle %u (xor %d) that lane %u misses, which %s",
+        std::snprintf(text, sizeof text,
+                      "block %u, warp %u: lane %u waits at shuffle %u (xor %d) that lane %u misses, which %s",
                       machine->block, machine->first / WARP, lane, waiting->shuffles, waiting->operand, l, what);
         return text;
     }

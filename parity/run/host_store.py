@@ -30,7 +30,7 @@ LANES = 8
 FLAGS = ("-std=c++17", "-ffp-contract=off", "-fno-fast-math", "-Wno-unknown-pragmas")
 SHARED = ("-O1", "-shared", "-fPIC")
 # -Og builds three times as fast as -O1 under the sanitizers.
-SANITISED = ("-Og", "-g1", "-DPARITY_MAIN", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+SANITISED = ("-Og", "-g1", "-DPARITY_MAIN", "-DPARITY_EQUAL_TYPES", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 NEEDED = ("cuda_bf16.h", "cuda_fp8.h", "crt/host_defines.h", "nv/target")
 
 
@@ -172,6 +172,7 @@ def store_sanitised(
     """The same call in a child process under the sanitizers, every operand in an allocation of its own size.
 
     HostStoreError with the sanitizer's first lines if it finds anything; bytes between pages count as out of bounds.
+    pooled and norm_weight must have the same dtype here.
     """
     sizes = check_store(mode.layout, pooled, norm_weight, eps, positions, rope_table, out_loc, kv_cache)
     program = built or build(sanitised=True)
