@@ -296,7 +296,8 @@ def head_order(ttgir: str) -> str:
 def digest() -> str:
     """Digest of everything that decides a result: the kernels' sources, this file, Triton and its assembler."""
     state = hashlib.sha256()
-    for path in sorted([*(ROOT / "impl").glob("*.py"), Path(__file__)]):
+    sources = [ROOT / "impl" / f"{name}.py" for name in ("checks", "configs", "kernels", "tiles")]
+    for path in (*sources, Path(__file__)):
         state.update(path.name.encode() + path.read_bytes())
     state.update(f"{metadata.version('triton')} {sys.version_info[:2]}".encode())
     return state.hexdigest()[:16]
