@@ -20,7 +20,10 @@ class Unsupported(RuntimeError):
 
 @dataclass(frozen=True)
 class Shapes:
-    """Sizes of one logits call. `limit` is the largest length a row can have: table width in slots, or the output's."""
+    """Sizes of one logits call.
+
+    `limit` is the largest length a row can have: table width in slots or the result's columns, 0 in an empty pool.
+    """
 
     layout: str
     requests: int
@@ -36,7 +39,7 @@ class Shapes:
 
     @property
     def limit(self) -> int:
-        return min(self.table_width * PAGE, self.max_context_len)
+        return min(self.table_width * PAGE, self.max_context_len) if self.pages else 0
 
 
 def layout_of(kv_cache: torch.Tensor) -> str:

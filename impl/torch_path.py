@@ -78,7 +78,7 @@ def materialising_gather_paged_mqa_logits(
     """
     shapes = check_logits("bf16", q, kv_cache, weights, context_lens, block_table, max_context_len)
     out = torch.full((shapes.rows, max_context_len), -float("inf"), dtype=torch.float32, device=q.device)
-    if shapes.rows == 0 or shapes.limit == 0 or shapes.pages == 0:
+    if shapes.rows == 0 or shapes.limit == 0:
         return out
     lens = context_lens.clamp(0, shapes.limit).reshape(-1, 1)
     table = block_table.repeat_interleave(shapes.next_n, dim=0)
@@ -121,11 +121,6 @@ def _chunked(
     if clean:
         # Cells past the table; the rest is written chunk by chunk.
         result[:, :, shapes.limit :] = -float("inf")
-    if shapes.pages == 0:
-        # No page exists, so no key is readable, whatever the lengths say.
-        if clean:
-            result.fill_(-float("inf"))
-        return out
     w = weights.view(shapes.requests, shapes.next_n, shapes.heads)
     lens = context_lens.clamp(0, shapes.limit)
     extent = _extent(lens, shapes)

@@ -148,7 +148,12 @@ def test_empty_calls(layout):
     none = given | {name: given[name][:0] for name in ("q", "weights", "context_lens", "block_table")}
     assert KERNELS[layout](**none).shape == (0, 128)
     assert KERNELS[layout](**given | {"max_context_len": 0}).shape == (1, 0)
-    assert bool((KERNELS[layout](**given | {"kv_cache": given["kv_cache"][:0]}) == -math.inf).all())
+    assert bool(
+        (
+            KERNELS[layout](**given | {"kv_cache": given["kv_cache"][:0], "context_lens": given["context_lens"] + 5})
+            == -math.inf
+        ).all()
+    )
     assert bool((KERNELS[layout](**given | {"block_table": given["block_table"][:, :0]}) == -math.inf).all())
 
 

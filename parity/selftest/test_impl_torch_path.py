@@ -78,7 +78,12 @@ def test_empty_calls(layout):
     }
     assert PATHS[layout](**none).shape == (0, 128)
     assert PATHS[layout](**given | {"max_context_len": 0}).shape == (1, 0)
-    assert bool((PATHS[layout](**given | {"kv_cache": given["kv_cache"][:0]}) == -float("inf")).all())
+    assert bool(
+        (
+            PATHS[layout](**given | {"kv_cache": given["kv_cache"][:0], "context_lens": given["context_lens"] + 5})
+            == -float("inf")
+        ).all()
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

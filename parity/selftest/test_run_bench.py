@@ -34,6 +34,53 @@ def test_wrong_results_are_seen(layout):
         assert bench.worst_ratio(operands, contract, wrong) > 1
 
 
+class Replay:
+    """Stands for a captured graph: calls on replay."""
+
+    def __init__(self, call, times):
+        self.call, self.times = call, times
+
+    def replay(self):
+        for _ in range(self.times):
+            self.call()
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "target", "status"),
+    [
+        ("copy", None, "met"),
+        ("copy", 0.1, "met"),
+        ("matrix", 1e9, "missed"),
+        ("latency", 2001.0, "met"),
+        ("latency", 1.0, "missed"),
+    ],
+)
+def test_a_measured_row(monkeypatch, ceiling, target, status):
+    """With a clock that says 2 ms for everything, the ratio to a ceiling is that of the work done."""
+    monkeypatch.setattr(bench, "graph_of", Replay)
+
+    def two(call, times=1):
+        call()
+        return 2.0
+
+    monkeypatch.setattr(bench, "milliseconds", two)
+    work = Workload("x", "bf16", 1, 2, 64, ceiling, target)
+    row = bench.measure(work, CPU, {"copy": (list, 1e4), "matrix": (list, 1e6)}, 3)
+    assert row["status"] == status and row["worst_error_over_bound"] <= 1
+    if ceiling != "latency":
+        mine, amount, inner = (work.bytes(), 1e4, 8) if ceiling == "copy" else (work.operations(), 1e6, 3)
+        assert row["value"] == pytest.approx(mine / amount * inner)
+    else:
+        assert row["value"] == 2000.0 and row["microseconds_back_to_back"] == 100.0
+    assert row["status"] in bench.line(row)
+
+
+def test_wrong_results_are_not_timed(monkeypatch):
+    monkeypatch.setattr(bench, "worst_ratio", lambda *_: 1.5)
+    row = bench.measure(Workload("x", "bf16", 1, 1, 64, "copy", 0.5), CPU, {}, 1)
+    assert row["status"] == "failed" and row["reason"] == "error is 1.5 times the bound, not timed"
+
+
 def test_lines_of_the_table():
     row = {
         "name": "decode",
