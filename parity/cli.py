@@ -16,7 +16,7 @@ from parity.command import USAGE, CommandError, check_writable, read_json, write
 PROFILES = ("smoke", "ci", "nightly", "debug")
 STAGES = ("logits", "topk", "store")
 LAYOUTS = ("bf16", "fp8", "fp4")
-LEVELS = ("layout", "rounding", "selection", "invariance", "resources")
+LEVELS = ("layout", "rounding", "selection", "invariance", "semantics", "resources")
 # Commands whose modules own their options: module, function, help.
 DELEGATED = {
     "probe": ("parity.run.probe", "main", "find the arithmetic of this card's matrix units"),

@@ -332,6 +332,7 @@ def main(words: Sequence[str]) -> int:
 
     Exit code 0: every configuration compiles within the limits; 1: one does not; 2: nothing could be compiled."""
     from parity.command import CommandError, check_writable, write_json
+    from parity.run.compile_store import store_rows
 
     parser = argparse.ArgumentParser(
         prog="parity compile", description="Compile every kernel for every architecture, no GPU needed."
@@ -344,9 +345,10 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--no-cache", action="store_true", help="compile again what is known")
     options = parser.parse_args(words)
     check_writable(options.json)
-    rows = compile_all(options.arch or ARCHES, use_cache=not options.no_cache)
+    rows = compile_all(options.arch or ARCHES, use_cache=not options.no_cache) + store_rows(options.arch or ARCHES)
     print(table(rows))
-    counts = {status: sum(row["status"] == status for row in rows) for status in ("passed", "failed", "unsupported")}
+    statuses = ("passed", "failed", "unsupported", "not run")
+    counts = {status: sum(row["status"] == status for row in rows) for status in statuses}
     print(", ".join(f"{count} {status}" for status, count in counts.items()))
     write_json(options.json, {"rows": rows, "counts": counts})
     if not counts["passed"] and not counts["failed"]:

@@ -84,15 +84,14 @@ def test_the_reducer_keeps_what_matters():
 
 
 def test_values_belong_to_names_and_are_fixed():
+    cpu = torch.device("cpu")
     case = StoreCase(ids=tuple(range(64)), seed=3)
     names = torch.tensor(case.ids)
     whole = draw_pooled(case, names)
     assert torch.equal(whole[[5, 60]], draw_pooled(case, torch.tensor([5, 60])))
     assert digest_of(whole.view(torch.uint8)) == "822da2baf53de1ec1980229bad11a40e"
-    assert digest_of(draw_norm_weight(case, torch.device("cpu")).view(torch.uint8)) == "3f9a4546c2458f21b45df5254608bd9c"
-    assert torch.equal(
-        draw_bytes(1, 0, 40000, torch.device("cpu"))[16000:], draw_bytes(1, 16000, 24000, torch.device("cpu"))
-    )
+    assert digest_of(draw_norm_weight(case, cpu).view(torch.uint8)) == "3f9a4546c2458f21b45df5254608bd9c"
+    assert torch.equal(draw_bytes(1, 0, 40000, cpu)[16000:], draw_bytes(1, 16000, 24000, cpu))
     assert bool((whole.to(torch.bfloat16) != whole).any())  # more than 8 significant bits
     assert torch.equal(draw_pooled(replace(case, pooled="bf16"), names), whole.to(torch.bfloat16))
 

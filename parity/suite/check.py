@@ -17,10 +17,14 @@ from parity.run.registry import Implementation
 from parity.run.runner import Outcome, Runner
 from parity.suite.profiles import Profile
 
-LEVELS = ("layout", "rounding", "selection", "invariance", "resources")
+LEVELS = ("layout", "rounding", "selection", "invariance", "semantics", "resources")
 
 ORACLE_PRODUCTS = {"cpu": 2.5e8, "cuda": 4.0e10}
 """Products of the float64 evaluation that one case may cost; beyond it rows are sampled."""
+
+
+LEAST = 6
+"""Examples of a check whatever the profile or the time: the first that Hypothesis draws are the emptiest."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 From the same pooled keys the reference stores its fp4-grid keys and the store under judgement its own. The reference's
 queries (64 heads, the rows after a prompt's last token) score both, exactly in float64, so that the store alone makes
-the difference; top-k of both are compared. A floor belongs to a contract and a context length and is the recorded mean
-over seeds minus six standard deviations between seeds.
+the difference; top-k of both are compared. A floor belongs to a contract and a context length: the recorded mean over
+seeds minus six standard deviations between seeds and `ALLOWANCE`.
 
 `python -m parity.suite.semantics` prints the table, `--write` records floors.
 """
@@ -39,6 +39,8 @@ TOKENS = (4509, 10498, 22000)  # context lengths in tokens; a quarter of them ar
 TOPK, HEADS, ROWS = 512, 64, 16
 SEEDS = tuple(range(100, 112))  # of the recorded means; the check itself draws another
 DEVIATIONS = 6.0
+# The reference sums a row's mean of squares in an order that depends on the CPU; that changes about one key in 13,000.
+ALLOWANCE = {"recall": 1e-3, "regret": 1e-5}
 STREAM_Q, STREAM_W, STREAM_BASE = 41, 42, 43
 
 
@@ -64,7 +66,10 @@ def measure(operands: StoreOperands) -> dict[str, float]:
     """
     case, device = operands.case, operands.device
     given = (operands.norm_weight, operands.eps, operands.positions, operands.rope_table)
-    published = compressor.finish(operands.pooled.to(torch.bfloat16), *given).fp4
+    # The reference on a CPU: a GPU's reciprocal root is not the published code's.
+    pooled, weight = operands.pooled.cpu().to(torch.bfloat16), operands.norm_weight.cpu()
+    places, table = operands.positions.cpu(), operands.rope_table.cpu()
+    published = compressor.finish(pooled, weight, operands.eps, places, table).fp4.to(device)
     values, scales = pages.read_keys(operands.kv_cache, case.layout, operands.out_loc)
     stored = exact.widen(values) * (1.0 if scales is None else exact.widen(scales)[:, None])
     q, w = queries(case, device)
@@ -184,7 +189,10 @@ def record(device: torch.device) -> dict[str, Any]:
             rows[str(tokens)] = _summary(results)
             line = rows[str(tokens)]
             print(f"{name:<36}{tokens:>7}  recall {line['recall']:.4f}  regret {line['regret']:.2e}", flush=True)
-    about = f"mean over seeds {SEEDS[0]}..{SEEDS[-1]} minus {DEVIATIONS:g} standard deviations between seeds"
+    about = (
+        f"mean over seeds {SEEDS[0]}..{SEEDS[-1]} minus {DEVIATIONS:g} standard deviations between seeds "
+        f"and {ALLOWANCE['recall']:g}"
+    )
     return {"about": about, "topk": TOPK, "rows": ROWS, "provenance": provenance(device), "floors": found}
 
 
@@ -196,10 +204,10 @@ def _summary(results: list[dict[str, float]]) -> dict[str, float]:
         "recall": round(mean["recall"], 6),
         "recall_unquantised": round(free, 6),
         "recall_deviation": round(deviation["recall"], 6),
-        "recall_floor": round(mean["recall"] - DEVIATIONS * deviation["recall"], 6),
+        "recall_floor": round(mean["recall"] - DEVIATIONS * deviation["recall"] - ALLOWANCE["recall"], 6),
         "worst_row": round(min(result["worst_row"] for result in results), 6),
         "regret": mean["regret"],
-        "regret_ceiling": mean["regret"] + DEVIATIONS * deviation["regret"],
+        "regret_ceiling": mean["regret"] + DEVIATIONS * deviation["regret"] + ALLOWANCE["regret"],
     }
 
 
