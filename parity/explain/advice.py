@@ -74,7 +74,8 @@ def sentence(report: dict[str, Any]) -> str:
     words = [f"{_points(share)} from {phrase}" for share, phrase in named]
     if len(parts) > len(named):
         words.append(f"{_points(rest)} from the other {len(parts) - len(named)} together")
-    text = f"Of the {_percent(loss)} ± {_percent(half)} of selections that differ from the reference {where}, "
+    about = "" if half is None else f" ± {_percent(half)}"
+    text = f"Of the {_percent(loss)}{about} of selections that differ from the reference {where}, "
     text += f"{_listed(words)} (points)."
     return text + _remedy(report["advice"], loss) + _store(report["advice"])
 

@@ -23,6 +23,7 @@ def explain_main(words: Sequence[str]) -> int:
     parser.add_argument("--impl", metavar="NAME|MODULE:FUNCTION", help="add a real implementation of the scores")
     parser.add_argument("--layout", choices=("bf16", "fp8"), help="page layout that a function of your own reads")
     parser.add_argument("--orders", type=int, default=2, help="pairs of orders drawn a context beyond 8 choices")
+    parser.add_argument("--contexts", type=int, nargs="*", help="tokens of further contexts, for the totals alone")
     parser.add_argument("--list", action="store_true", help="print choices, values and presets")
     _measured(parser, rows=8, cases=10)
     parser.add_argument("--tokens", type=int, default=22000, help="tokens of context (default: %(default)s)")
@@ -55,7 +56,9 @@ def _explain(options: argparse.Namespace, explain: Any) -> int:
     target = sweep_recall.configuration(preset).having(**settings(options.set))
     if impl is not None:
         live.layout_of(target)
-    wanted = _settings(options, explain.Settings, tokens=options.tokens, data=options.data, pairs=options.orders)
+    more = explain.CONTEXTS if options.contexts is None else tuple(options.contexts)
+    named = {"tokens": options.tokens, "data": options.data, "pairs": options.orders, "contexts": more}
+    wanted = _settings(options, explain.Settings, **named)
     report = explain.explain(
         sweep_recall.configuration(options.against),
         target,
@@ -88,13 +91,14 @@ def listing() -> list[str]:
 def table(report: dict[str, Any], name: str, against: str) -> list[str]:
     """The report as lines: totals, choices worst first, other contexts, and the sentence."""
     settings, total = report["settings"], report["total"]
-    needles = report["reference_needles"]["needles_lost"]["mean"]
+    needles = _number(report["reference_needles"]["needles_lost"]["mean"], ".3f")
+    lost = _number(total["needles_lost"]["mean"], ".3f")
     lines = [
         f"{name} against {against}: {settings['data']}, {settings['keys']:,} keys, top {settings['topk']}, "
         f"{settings['heads']} heads, {settings['cases']} contexts x {settings['rows']} rows",
-        f"recall {1 - total['loss']['mean']:.4f} ± {total['loss']['half']:.4f}, regret {total['regret']['mean']:.5f}, "
-        f"logits error {total['error']['mean']:.4f}, needles lost {total['needles_lost']['mean']:.3f} "
-        f"(by the reference {needles:.3f})",
+        f"recall {1 - total['loss']['mean']:.4f} ± {_number(total['loss']['half'], '.4f')}, regret "
+        f"{total['regret']['mean']:.5f}, logits error {total['error']['mean']:.4f}, needles lost {lost} "
+        f"(by the reference {needles})",
         "",
         f"{'choice':16s} {'value':10s} {'share of loss':>16s} {'alone':>8s} {'removed':>8s} {'path':>8s} "
         f"{'regret':>8s} {'needle rank':>11s} {'error':>7s}",
@@ -105,7 +109,7 @@ def table(report: dict[str, Any], name: str, against: str) -> list[str]:
             f"{entry['choice']:16s} {entry['to']:10s} {_points(share['loss']):>16s} "
             f"{100 * entry['alone']['loss']['mean']:7.2f}% {100 * entry['removed']['loss']['mean']:7.2f}% "
             f"{100 * entry['path']['loss']['mean']:7.2f}% {100 * share['regret']['mean']:7.3f}% "
-            f"{entry['alone']['needle_rank']['mean']:11.0f} {entry['alone']['error']['mean']:7.4f}"
+            f"{_number(entry['alone']['needle_rank']['mean'], '.0f'):>11s} {entry['alone']['error']['mean']:7.4f}"
         )
     if "kernel" in report:
         kernel = report["kernel"]
@@ -117,8 +121,13 @@ def table(report: dict[str, Any], name: str, against: str) -> list[str]:
     return [*lines, "", report["sentence"], f"({report['seconds']:.0f} s)"]
 
 
-def _points(value: dict[str, float]) -> str:
-    return f"{100 * value['mean']:.2f} ± {100 * value['half']:.2f}"
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _points(value: dict[str, Any]) -> str:
+    half = None if value["half"] is None else 100 * value["half"]
+    return f"{100 * value['mean']:.2f} ± {_number(half, '.2f')}"
 
 
 def _context(entry: dict[str, Any]) -> str:
@@ -236,7 +245,7 @@ def _measured(parser: argparse.ArgumentParser, rows: int, cases: int) -> None:
 
 
 def _settings(options: argparse.Namespace, kind: Any, **more: Any) -> Any:
-    names = {field.name for field in dataclasses.fields(kind)} - {"device", "tokens", "data", "margins"}
+    names = {field.name for field in dataclasses.fields(kind)} - {"device", "tokens", "data", "margins", "contexts"}
     given = {name: getattr(options, name) for name in names if hasattr(options, name)}
     for name in ("heads", "topk", "cases", "rows"):
         if given.get(name, 1) < 1:

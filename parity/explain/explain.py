@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -204,9 +205,13 @@ def _choice(
     }
 
 
-def numbers(mean: np.ndarray, half: np.ndarray) -> dict[str, dict[str, float]]:
-    """{metric: {mean, half}}: half the width of the 95 % interval."""
-    return {name: {"mean": float(m), "half": float(h)} for name, m, h in zip(METRICS, mean, half, strict=True)}
+def numbers(mean: np.ndarray, half: np.ndarray) -> dict[str, dict[str, float | None]]:
+    """{metric: {mean, half}}: half the width of the 95 % interval; None where there is no needle or one context."""
+
+    def known(value: float) -> float | None:
+        return float(value) if math.isfinite(value) else None
+
+    return {name: {"mean": known(m), "half": known(h)} for name, m, h in zip(METRICS, mean, half, strict=True)}
 
 
 def described(settings: Settings, found: Sequence[_Case]) -> dict[str, Any]:

@@ -42,10 +42,10 @@ def plant(pipeline: Pipeline, margins: tuple[float, ...], seed: int) -> Needles:
     best = _direction(pipeline, windows)
     best = best * (start.norm(dim=-1) / best.norm(dim=-1))[..., None]
     logits = pipeline.logits(plain)
-    width = min(pipeline.width(plain), sample.keys)
-    cutoff = logits.topk(width, dim=1).values[:, -1:]
-    if bool(torch.isinf(cutoff).any()):
+    width = pipeline.width(plain)
+    if int(sample.lens.min()) <= width:
         raise ValueError(f"margins: a needle needs a context longer than the {width} keys that are selected")
+    cutoff = logits.topk(width, dim=1).values[:, -1:]
     wanted = cutoff + _spread(logits) * torch.tensor(margins, device=device)
     low, high = torch.full_like(wanted, -torch.pi / 2), torch.full_like(wanted, torch.pi / 2)
 

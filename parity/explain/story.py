@@ -28,7 +28,7 @@ CONTEXTS = (4509, 10498, 22000)  # tokens at which the incident was seen
 MARGINS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5)
 REPEATS = 4  # needles of each row at each margin
 BAND = (0.005, 0.01, 0.02, 0.03)
-SAFE = 0.2  # margin from which both paths keep every needle
+SAFE = 0.5  # margin from which both paths keep every needle
 _LOSS, _REGRET = METRICS.index("loss"), METRICS.index("regret")
 
 
@@ -43,13 +43,23 @@ def claim(true: bool, sentence: str) -> str:
     return sentence
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Stage:
     """What the steps share: the shape, the number of contexts and rows, where to run."""
 
     settings: Settings
     device: torch.device
     contexts: tuple[int, ...] = CONTEXTS
+    _drawn: dict[int, list[Pipeline]] = dataclasses.field(default_factory=dict, repr=False)
+
+    def pipelines(self, tokens: int) -> list[Pipeline]:
+        """The drawn contexts of a length, each with what the steps before have evaluated on it."""
+        if tokens not in self._drawn:
+            settings = self.settings
+            source = samples.weights(settings.config(), settings.data, settings.seed, self.device)
+            drawn = (samples.draw(source, i, tokens, settings.rows) for i in range(settings.cases))
+            self._drawn[tokens] = [Pipeline(sample) for sample in drawn]
+        return self._drawn[tokens]
 
 
 @dataclasses.dataclass
@@ -130,7 +140,7 @@ def needle_band(stage: Stage) -> Told:
     head = "  tokens  path        " + "".join(f"{margin:>8.3f}" for margin in MARGINS) + "   (standard deviations)"
     lines, figures = [head], []
     for tokens in stage.contexts:
-        kept = {name: retrieval(stage, tokens, name) for name in ("seed-before", "seed-after", "published")}
+        kept = retrieval(stage, tokens, ("seed-before", "seed-after", "published"))
         for name, label in (("seed-after", "bf16"), ("seed-before", "fp8"), ("published", "published")):
             cells = "".join(f"{100 * share:7.1f}%" for share in kept[name])
             lines.append(f"{tokens:8,d}  {label:11s}{cells}")
@@ -164,15 +174,16 @@ def needle_band(stage: Stage) -> Told:
     return Told("A needle, by its margin over the cutoff", lines, {"margins": list(MARGINS), "rows": figures})
 
 
-def retrieval(stage: Stage, tokens: int, name: str) -> np.ndarray:
-    """Share of needles among the selected keys at each of MARGINS, over all contexts and rows."""
-    shares = []
-    for number, measure in enumerate(_measures(stage, tokens)):
-        needles = plant(measure.pipeline, MARGINS * REPEATS, stage.settings.seed + number)
-        c = preset(name)
-        hit = (ranks(measure.pipeline, c, needles) <= measure.pipeline.width(c)).double().mean(0).cpu().numpy()
-        shares.append(hit.reshape(REPEATS, len(MARGINS)).mean(0))
-    return np.mean(shares, axis=0)
+def retrieval(stage: Stage, tokens: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Share of needles among the selected keys at each of MARGINS, over all contexts and rows, by configuration."""
+    shares: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    for number, pipeline in enumerate(stage.pipelines(tokens)):
+        needles = plant(pipeline, MARGINS * REPEATS, stage.settings.seed + number)
+        for name in names:
+            c = preset(name)
+            hit = (ranks(pipeline, c, needles) <= pipeline.width(c)).double().mean(0).cpu().numpy()
+            shares[name].append(hit.reshape(REPEATS, len(MARGINS)).mean(0))
+    return {name: np.mean(found, axis=0) for name, found in shares.items()}
 
 
 def crowded(measure: Measure) -> float:
@@ -188,11 +199,7 @@ def _pair(measure: Measure) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _measures(stage: Stage, tokens: int, against: str = "published") -> list[Measure]:
-    """One Measure a context, drawn anew: the draw is a function of the seed, so they are the same every time."""
-    settings = stage.settings
-    source = samples.weights(settings.config(), settings.data, settings.seed, stage.device)
-    drawn = [samples.draw(source, i, tokens, settings.rows) for i in range(settings.cases)]
-    return [Measure(Pipeline(sample), preset(against)) for sample in drawn]
+    return [Measure(pipeline, preset(against)) for pipeline in stage.pipelines(tokens)]
 
 
 def tell(

@@ -55,7 +55,7 @@ def no_triton(stage: Stage) -> str | None:
 
 
 def _context(stage: Stage) -> Measure:
-    """A short context with few rows: interpreted kernels take a fifth of a second a row."""
+    """A short context, with few rows where kernels are interpreted, at a fifth of a second a row."""
     settings = stage.settings
     source = weights(settings.config(), settings.data, settings.seed, stage.device)
     rows = settings.rows if stage.device.type == "cuda" else 2
