@@ -69,12 +69,8 @@ template <int LANES> __device__ inline float lane_max(float x) {
     return x;
 }
 
-// x, or -x; a flip of the sign bit is cheaper than choosing between a sum and a difference, and as exact.
-__device__ inline float with_sign(float x, bool minus) {
-    return __uint_as_float(__float_as_uint(x) ^ (minus ? 0x80000000u : 0u));
-}
-
-// Butterflies at channel strides 1, 2 (inside a chunk), then 4 and up across lanes, then across a lane's chunks.
+// Butterflies at channel strides 1, 2 (inside a chunk), then 4 and up across lanes, then across a lane's chunks. Across
+// lanes one half adds and the other subtracts; a product with 1 or -1 is exact, so the fused form has the same bits.
 template <int LANES, int CHUNKS> __device__ inline void hadamard(Four (&x)[CHUNKS], int lane) {
 #pragma unroll
     for (int s = 1; s < 4; s <<= 1)
@@ -88,14 +84,14 @@ template <int LANES, int CHUNKS> __device__ inline void hadamard(Four (&x)[CHUNK
                     x[c].v[i | s] = u - v;
                 }
 #pragma unroll
-    for (int m = 1; m < LANES; m <<= 1)
+    for (int m = 1; m < LANES; m <<= 1) {
+        const float sign = lane & m ? -1.f : 1.f;
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float other = __shfl_xor_sync(0xffffffffu, x[c].v[i], m);
-                x[c].v[i] = other + with_sign(x[c].v[i], (lane & m) != 0);
-            }
+            for (int i = 0; i < 4; ++i)
+                x[c].v[i] = fmaf(x[c].v[i], sign, __shfl_xor_sync(0xffffffffu, x[c].v[i], m));
+    }
 #pragma unroll
     for (int s = 1; s < CHUNKS; s <<= 1)
 #pragma unroll

@@ -45,12 +45,13 @@ class _TorchStream:
 @functools.cache
 def _kernel(variant: Variant, index: int) -> Any:
     """The loaded kernel for a device; compiled on first use."""
-    from cuda.core import ObjectCode
+    from cuda.core import Device, ObjectCode
 
     major, minor = torch.cuda.get_device_capability(index)
     if torch.cuda.is_current_stream_capturing():
         raise Unsupported(f"{variant.mode.name} must be called once before it is captured in a CUDA graph")
     made = compile_variants((variant,), f"sm_{major}{minor}")
+    Device(index).set_current()
     return ObjectCode.from_cubin(made.cubin, symbol_mapping=made.symbols).get_kernel(variant.expression)
 
 
