@@ -165,3 +165,20 @@ def test_rounding_to_bf16_is_one_rounding():
     x = torch.randn(20000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2.0**-130
     x = torch.cat((x, x * 2.0**250, torch.tensor([0.0, -0.0, 3.4e38, 1.0 + 2.0**-8 + 2.0**-40])))
     assert torch.equal(intervals.to_bf16(x), round_to(x, torch.bfloat16).to(torch.float64))
+
+
+@pytest.mark.parametrize("spread, lossless", [(0, True), (2, True), (14, True), (15, False)])
+def test_a_power_of_two_scale_holds_the_fp4_grid_while_exponents_are_close(spread, lossless):
+    """e4m3 has quanta of 2^-9 of its scale, which lies 6 or 7 binades below the largest block's exponent."""
+    block = torch.tensor([*formats.E2M1_GRID, *(-x for x in formats.E2M1_GRID)]).repeat(2)
+    for top in (6.0, 4.0, 3.5):  # 3.5 quantises to 4: the least amax that a block's exponent can have is above 3
+        first = torch.where(block.abs() > top, 0.0, block)
+        z = torch.cat((first, block * 2.0**-spread, block * 2.0**-spread, first))[None].to(torch.bfloat16)
+        fp4 = formats.fp4_quantise(z)[0]
+        payload, scales = published.stored(fp4, "fp8", "pow2", False)
+        assert scales is not None
+        decoded = formats.e4m3_decode(payload) * scales.view(torch.float32)
+        same = torch.equal(decoded, fp4.to(torch.float32))
+        assert same or not lossless
+        if not lossless and top == 6.0:
+            assert not same
