@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from parity.command import USAGE, CommandError, check_writable, read_json, write_json
 
 PROFILES = ("smoke", "ci", "nightly", "debug")
-STAGES = ("logits", "topk", "store")
+STAGES = ("logits", "topk", "store", "compressor")
 LAYOUTS = ("bf16", "fp8", "fp4")
 LEVELS = ("layout", "rounding", "selection", "invariance", "semantics", "resources")
 # Commands whose modules own their options: module, function, help.

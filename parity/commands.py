@@ -67,10 +67,11 @@ def show_list(options: argparse.Namespace) -> int:
     write_json(options.json, value)
     print(f"device: {device} ({devices.architecture(device)})")
     print("\nimplementations (--impl)")
+    width = max(len(str(item["name"])) for item in implementations) + 2
     for item in implementations:
         what = f"{item['stage']} {item['layout'] or ''}".strip()
         state = f"not run: {item['absent']}" if item["absent"] else item["arithmetic"] or ""
-        print(f"  {item['name']:<14}{what:<14}{state}")
+        print(f"  {item['name']:<{width}}{what:<14}{state}".rstrip())
     print("  module:function or path/to/file.py:function, a function of your own (docs/concepts.md)")
     print("\nchecks by level")
     for level in dict.fromkeys(item["level"] for item in found):

@@ -19,6 +19,7 @@ LEVELS = ("layout", "rounding", "bits", "selection", "invariance", "semantics", 
 SEVERITY = ("error", "failed", "vacuous", "not run", "unsupported", "passed")
 REJECTING = frozenset({"error", "failed", "vacuous"})
 REFERENCE = "reference"  # who a golden's own rows belong to
+SAID_LINES = 10
 SUMMARY_BYTES = 1_000_000  # a GitHub step summary holds 1 MiB
 
 Row = Mapping[str, Any]
@@ -150,7 +151,9 @@ def reasons(rows: Sequence[Row]) -> list[str]:
 def complaint(row: Row) -> str:
     """A rejection in a few lines: which check, what it saw, how to repeat it."""
     lines = [f"{row['status']}: {row['implementation']} {row['level']}/{row['check']}"]
-    lines += ["  " + line for line in str(row.get("message") or "").strip().splitlines()]
+    said = str(row.get("message") or "").strip().splitlines()
+    # Only a broken process leaves more than a few lines, and the end of a traceback is what tells.
+    lines += ["  " + line for line in (["...", *said[-SAID_LINES:]] if len(said) > SAID_LINES else said)]
     if row.get("repro") and str(row["repro"]) not in str(row.get("message") or ""):
         lines.append(f"  repeat: {row['repro']}")
     return "\n".join(lines)

@@ -327,7 +327,7 @@ def test_without_goldens_they_are_not_run_by_name(tmp_path, monkeypatch, capsys)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(golden_files, "locate", lambda given: None)
     assert cli.main(["golden", "verify", "--device", "cpu", "--json", str(tmp_path / "a.json")]) == 2
-    assert "not run: reference golden/verify: no goldens" in capsys.readouterr().out
+    assert "not run: golden/verify of reference: no goldens" in capsys.readouterr().out
     assert json.loads((tmp_path / "a.json").read_text())["rows"][0]["status"] == "not run"
     assert cli.main(["golden", "diff"]) == 2
 
@@ -337,7 +337,7 @@ def test_verify_takes_one_implementation_and_one_name(folder, capsys, monkeypatc
     words = ["golden", "verify", "--fixtures", str(folder.parent), "--device", "cpu", "--impl", "torch-bf16"]
     assert cli.main([*words, "bf16-small"]) == 0
     out = capsys.readouterr().out
-    assert "2 checks of 2 implementations" in out
+    assert "1 check of 1 implementation, 1 example" in out
     assert cli.main([*words, "bf16-large"]) == 2
     assert "no golden is called 'bf16-large'" in capsys.readouterr().err
 

@@ -89,6 +89,13 @@ def test_a_rejection_says_what_and_how_to_repeat_it_once():
     assert "repeat" not in summary.complaint(row("failed", message="bad; parity run X", repro="parity run X"))
 
 
+def test_of_a_long_message_the_end_is_shown():
+    text = summary.complaint(row("error", message="\n".join(f"frame {i}" for i in range(50))))
+    assert text.splitlines()[1] == "  ..."
+    assert text.splitlines()[-1] == "  frame 49"
+    assert len(text.splitlines()) == 2 + summary.SAID_LINES
+
+
 def test_a_step_summary_starts_with_the_verdict_and_stays_under_its_limit():
     rows = [row("failed", check=f"c{i}", message="x" * 3000) for i in range(1000)]
     status, code, line = summary.verdict(rows)
