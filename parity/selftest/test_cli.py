@@ -70,6 +70,7 @@ def one_sentence(text: str) -> str:
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(words, part, capsys, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # a command must not decide for the process of the tests
+    code: object
     try:
         code = cli.main(words)
     except SystemExit as end:
