@@ -74,7 +74,9 @@ def all_checks(*, levels: Iterable[str] = LEVELS, stage: str | None = None) -> l
         if level not in LEVELS:
             raise ValueError(f"level: expected one of {', '.join(LEVELS)}, got {level!r}")
         found += importlib.import_module(f"parity.suite.{level}").CHECKS
-        found += [check for check in importlib.import_module("parity.suite.store").CHECKS if check.level == level]
+        for module in ("store", "compressor"):
+            checks = importlib.import_module(f"parity.suite.{module}").CHECKS
+            found += [check for check in checks if check.level == level]
     return [check for check in found if stage is None or stage in check.stages]
 
 
@@ -92,7 +94,7 @@ def examples_of(check: Check, total: int, impl: Implementation, device: torch.de
     if not share:
         return None
     shares = sum(other.share_of(impl, device) for other in all_checks(levels=[check.level], stage=impl.stage))
-    return max(1, math.ceil(total * share / shares))
+    return max(LEAST, math.ceil(total * share / shares))
 
 
 def judge_one(check: Check, runner: Runner, case: Case) -> Verdict | None:

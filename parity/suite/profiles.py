@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hypothesis import Phase, Verbosity, settings
-from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 
 DATABASE = Path(".parity") / "examples"
 """Where `nightly` keeps the examples that failed, relative to the current folder; share it between runs."""
@@ -18,7 +18,7 @@ class Profile:
 
     examples        a level and implementation, spread over the level's checks by their shares
     derandomised    the same cases every time (seed 0 unless another is given)
-    database        keep failing examples and try them first next time
+    database        keep the cases that failed, and try them first next time
     shrink_seconds  for Hypothesis to shrink a failure; `reduce_calls` for the reducer of cases after it
     case_seconds    time-out of one case in a worker
     large           draw real shapes where the device can compute them
@@ -39,14 +39,17 @@ class Profile:
 
     def settings(self, examples: int) -> settings:
         """Hypothesis settings for one check's search."""
-        store = DirectoryBasedExampleDatabase(str(DATABASE)) if self.database else None
         return settings(
             max_examples=max(1, examples),
-            database=store,
+            database=None,  # Hypothesis has none where it is seeded; ours is `store`
             deadline=None,
-            phases=(Phase.reuse, Phase.generate, Phase.shrink),
+            phases=(Phase.generate, Phase.shrink),
             verbosity=Verbosity.verbose if self.verbose else Verbosity.normal,
         )
+
+    def store(self) -> ExampleDatabase | None:
+        """Where the case strings of failures are kept, by implementation and check; None if the profile keeps none."""
+        return DirectoryBasedExampleDatabase(str(DATABASE)) if self.database else None
 
     def source(self, *names: str) -> random.Random:
         """The source of randomness of one check's search: a function of the seed and of its names alone."""

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from hypothesis import find
+from hypothesis.database import ExampleDatabase
 from hypothesis.errors import NoSuchExample
 
-from parity.cases.case import Case
+from parity.cases.case import Case, parse_case
 from parity.cases.reducer import reduce_case
 from parity.judge.outcome import Status, Verdict, merge
 from parity.run.runner import Runner
-from parity.suite.check import Check, examples_of
+from parity.suite.check import LEAST, Check, examples_of
 from parity.suite.profiles import Profile
 
 BAD = (Status.FAILED, Status.ERROR)
@@ -66,7 +67,8 @@ def run_check(
         if key in memory:
             return memory[key]
         now = time.monotonic()
-        if not bad and verdicts and (len(verdicts) == wanted or (limit is not None and now > limit)):
+        late = limit is not None and now > limit and len(verdicts) >= LEAST
+        if not bad and verdicts and (len(verdicts) == wanted or late):
             raise _Stop
         found = check.judge(runner, case)
         if note is not None:
@@ -92,14 +94,16 @@ def run_check(
         return fails(case)
 
     names = (impl.name, check.level, check.name)
+    key, store = "/".join(names).encode(), profile.store()
     with contextlib.suppress(NoSuchExample, _Stop):
+        if store is not None and _replay(store, key, check, fails):
+            raise _Stop
         find(
             strategy,
             condition,
             # Hypothesis also counts cases that it has drawn before, and a list of cases ends by itself.
             settings=profile.settings(2 * wanted if wanted else LISTED),
             random=profile.source(*names),
-            database_key="/".join(names).encode() if profile.database else None,
         )
     if not bad:
         worst = max((v for v in verdicts if v.ratio is not None), key=lambda v: v.ratio or 0.0, default=None)
@@ -116,10 +120,25 @@ def run_check(
         with contextlib.suppress(_Stop):
             reduce_case(case, condition, profile.reduce_calls)
         case, final = bad[-1]  # every success of the reducer is a smaller case than the one before
+    if store is not None:
+        store.save(key, str(case).encode())
     total = merge(verdicts, impl.contract)
     return Finding(
         replace(final, resolution=total.resolution), len(verdicts), final.case, time.monotonic() - started, first
     )
+
+
+def _replay(store: ExampleDatabase, key: bytes, check: Check, fails: Callable[[Case], bool]) -> bool:
+    """Whether a case that failed before still fails; those that do not, or that cannot be read any more, are dropped."""
+    for text in sorted(store.fetch(key), key=len):
+        try:
+            case = parse_case(text.decode())
+        except ValueError:  # written by a version with other case strings
+            case = None
+        if case is not None and check.accepts(case) and fails(case):
+            return True
+        store.delete(key, text)
+    return False
 
 
 def _size(case: Case) -> tuple[int, int, int, int]:
