@@ -52,7 +52,9 @@ def _kernel(variant: Variant, index: int) -> Any:
         raise Unsupported(f"{variant.mode.name} must be called once before it is captured in a CUDA graph")
     made = compile_variants((variant,), f"sm_{major}{minor}")
     Device(index).set_current()
-    return ObjectCode.from_cubin(made.cubin, symbol_mapping=made.symbols).get_kernel(variant.expression)
+    # cuda.core 1.2.0 hands a mapped name on as it is, and its driver call takes bytes alone.
+    symbols: Any = {name: symbol.encode() for name, symbol in made.symbols.items()}
+    return ObjectCode.from_cubin(made.cubin, symbol_mapping=symbols).get_kernel(variant.expression)
 
 
 def store(
