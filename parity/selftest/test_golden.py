@@ -96,7 +96,9 @@ def shape(**named):
 
 
 @pytest.mark.parametrize(
-    "function, status", [(late, "failed"), (tail, "failed"), (crash, "error"), (shape, "failed")], ids=lambda f: str(f)
+    "function, status",
+    [(late, "failed"), (tail, "failed"), (crash, "error"), (shape, "failed")],
+    ids=lambda x: getattr(x, "__name__", x),
 )
 def test_a_wrong_implementation_is_rejected(folder, function, status):
     rows = bad(rows_of(folder, logits_of(function), names=["bf16-small"]))
