@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 SUITE = Path(__file__).resolve().parent / "suite"
+STAGES = ("logits", "topk", "store", "compressor")
 ROW = "parity"  # name of the user property that carries a row from a worker to the controller
 NOTHING_JUDGED = 2
 
@@ -26,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
     option("impl", "SPEC", "judge this alone: a built-in name, module:function or path/to/file.py:function")
     option("layout", "LAYOUT", "layout of its pages: bf16, fp8 or fp4", choices=("bf16", "fp8", "fp4"))
-    option("stage", "STAGE", "what it computes: logits (default), topk or store", choices=("logits", "topk", "store"))
+    option("stage", "STAGE", "what it computes: logits (default), topk, store, compressor", choices=STAGES)
     option("contract", "FILE", "TOML file with what it promises")
     option("device", "DEVICE", "auto (default), cpu or cuda", choices=("auto", "cpu", "cuda"))
     option("require-device", "DEVICE", "refuse to run without it: cpu or cuda", choices=("cpu", "cuda"))

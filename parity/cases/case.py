@@ -223,6 +223,10 @@ def parse_case(text: str) -> Case:
 
     if is_store_case(text):
         return parse_store_case(text)  # type: ignore[return-value]
+    if "stage=compressor" in text.split():
+        from parity.cases.compressor import parse_compressor_case
+
+        return parse_compressor_case(text)  # type: ignore[return-value]
     words = text.split()
     if not words or words[0] != VERSION:
         got = repr(words[0]) if words else "an empty string"

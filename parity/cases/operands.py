@@ -93,6 +93,10 @@ def build(case: Case, device: str | torch.device = "cpu") -> "Operands | TopkOpe
         from parity.cases.store_operands import build_store
 
         return build_store(case, device)  # type: ignore
+    if case.stage == "compressor":
+        from parity.cases.compressor import build_compressor
+
+        return build_compressor(case, device)  # type: ignore
     return build_topk(case, device) if case.stage == "topk" else build_logits(case, device)
 
 

@@ -18,7 +18,7 @@ import torch
 from parity.judge.arithmetic import IEEE, Arithmetic, Grouped, Ieee, named_model, stored_models
 
 LAYOUTS = ("bf16", "fp8", "fp4")
-STAGES = ("logits", "topk", "store")
+STAGES = ("logits", "topk", "store", "compressor")
 TAILS = ("-inf", "unspecified")
 NONFINITE = ("propagate", "unspecified")
 CONVERSIONS = ("nearest", "truncate")

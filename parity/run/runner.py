@@ -177,6 +177,10 @@ def execute(
         from parity.run.store_runner import execute_store
 
         return execute_store(impl, function, operands, measure=measure, repeats=repeats)
+    if impl.stage == "compressor":
+        from parity.run.compressor_runner import execute_compressor
+
+        return execute_compressor(impl, function, operands, repeats=repeats)
     outcome = Outcome(operands=operands)
     device = operands.context_lens.device
     before = operands.snapshot()
