@@ -22,7 +22,7 @@ from parity.cases.notation import RATIO, causal_lengths
 # Where kernels break: nothing, one key, one short of a page, a page, one beyond, and the ragged middle.
 EDGES = (0, 1, 63, 64, 65, 127, 128, 129, 192, 255, 256, 300)
 SEEDS = 1 << 16
-BIG_BYTES = (1 << 31) + (1 << 29)  # a pool of this size has pages past 2^31 bytes
+BIG_BYTES = (1 << 32) + (1 << 29)  # a pool of this size has pages past 2^32 bytes, 2^31 bf16 elements
 
 
 def paged_cases(
@@ -52,7 +52,7 @@ def paged_cases(
     min_rows <= requests * next_n <= max_rows bound the batch, max_pages the pages of a request, min_length every
     context length. sharing: prefixes, pages used twice, copies, expanded rows. shuffled: physical order. strides: which
     operands may be views with gaps; all but context_lens by default. wide: tables and results wider than needed, large
-    pools, gaps between pages. big: every pool passes 2^31 bytes (mapped lazily on the CPU).
+    pools, gaps between pages. big: every pool passes 2^32 bytes (mapped lazily on the CPU).
 
     Shrinks to the fewest requests, rows, pages and keys, then to pages in order, no sharing, the narrowest table, no
     gaps, tail -1 and NaN poison. ValueError for options out of range.
@@ -144,6 +144,8 @@ def topk_cases(
         longest = max(max(row) for row in lengths)
         pages = -(-longest // PAGE)
         fields = _placement(draw, requests, pages, sharing, True, False)
+        if pages and draw(_rarely()):  # page numbers of a real pool: slots past 2^15, and past 2^24 (no pool is built)
+            fields["spare"] = draw(st.sampled_from((1200, 1 << 19)))
         return Case(
             lengths=lengths,
             stage="topk",
@@ -242,11 +244,12 @@ def _wider(draw: st.DrawFn, needed: int, most: int) -> int | None:
 
 
 def _big(draw: st.DrawFn, layout: str, used: int) -> dict:
-    """A pool that passes 2^31 bytes, by gaps between few pages or by very many pages."""
+    """A pool that passes 2^32 bytes, by gaps between few pages or by very many pages, whose byte offsets have more than
+    24 significant bits where there is a small gap."""
     page = PAGE * SLOT_BYTES[layout]
     if draw(st.booleans()):
-        return {"spare": BIG_BYTES // page, "gap": 0}
-    spare = 3
+        return {"spare": BIG_BYTES // page, "gap": draw(st.sampled_from((0, 16, 48)))}
+    spare = 5
     return {"spare": spare, "gap": -(-BIG_BYTES // (spare + 1) // 4096) * 4096}
 
 

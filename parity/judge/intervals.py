@@ -182,7 +182,8 @@ def _fp8(payload: Tensor, scales: Tensor, low: Tensor, high: Tensor, rule: str |
         bad_scale = _outside(scale, first, last)
     usable = torch.where(bad_scale, 1.0, scale)
     low, high = low / usable, high / usable
-    low, high = _e4m3(low - 3 * U * low.abs()), _e4m3(high + 3 * U * high.abs())
+    slack = 0.0 if rule == "pow2" else 3 * U  # of the quotient, which is exact where the scale is a power of two
+    low, high = _e4m3(low - slack * low.abs()), _e4m3(high + slack * high.abs())
     got = formats.e4m3_decode(payload).to(torch.float64)
     bad = _outside(got, low, high) & ~bad_scale  # under a wrong scale the scale is the complaint
     return Allowed(bad, got, low, high, bad_scale, scale, first, last)
