@@ -35,7 +35,7 @@ def explain_main(words: Sequence[str]) -> int:
     check_writable(options.json)
     from parity.explain import explain
 
-    with blame("parity explain"):
+    with blame("cannot explain"):
         return _explain(options, explain)
 
 
@@ -150,7 +150,7 @@ def sweep_main(words: Sequence[str]) -> int:
     bytes_.add_argument("--json", metavar="FILE", help="write the result as JSON too")
     options = parser.parse_args(list(words))
     check_writable(options.json)
-    with blame(f"parity sweep {options.action}"):
+    with blame(options.action):
         return _sweep_recall(options) if options.action == "recall" else _sweep_memory(options)
 
 
@@ -175,7 +175,7 @@ def _sweep_recall(options: argparse.Namespace) -> int:
     for row in report["rows"]:
         metrics = row["metrics"]
         recall = f"{1 - metrics['loss']['mean']:7.4f} {metrics['regret']['mean']:8.5f}" if metrics else f"{'':16s}"
-        kept = " ".join(f"{each['mean']:.2f}" for each in row["needles"] or ())
+        kept = " ".join(_number(each["mean"], ".2f") for each in row["needles"] or ())
         name = options.against if row["configuration"] == "reference" else row["configuration"]
         print(f"{row['data']:16s} {row['tokens']:9,d} {name:28s} {row['store_bytes']:5d} {recall}  {kept}")
     margins = ", ".join(f"{margin:g}" for margin in report["margins"])

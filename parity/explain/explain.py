@@ -205,12 +205,13 @@ def _choice(
     }
 
 
+def known(value: float) -> float | None:
+    """A number for JSON; None where there is none."""
+    return float(value) if math.isfinite(value) else None
+
+
 def numbers(mean: np.ndarray, half: np.ndarray) -> dict[str, dict[str, float | None]]:
     """{metric: {mean, half}}: half the width of the 95 % interval; None where there is no needle or one context."""
-
-    def known(value: float) -> float | None:
-        return float(value) if math.isfinite(value) else None
-
     return {name: {"mean": known(m), "half": known(h)} for name, m, h in zip(METRICS, mean, half, strict=True)}
 
 

@@ -34,7 +34,8 @@ class Measure:
     def __call__(self, c: Configuration) -> np.ndarray:
         """Values in the order of METRICS, float64 [6], each the mean over the context's rows."""
         if c not in self._found:
-            rank = ranks(self.pipeline, c, self.needles) if self.needles is not None else None
+            needles = self.needles
+            rank = ranks(self.pipeline, c, needles)[needles.reached] if needles is not None else None
             self._found[c] = self.judge(self.pipeline.select(c), self.pipeline.logits(c), self.pipeline.width(c), rank)
         return self._found[c]
 
@@ -43,7 +44,7 @@ class Measure:
         return self(mixed(self.reference, target, taken))
 
     def judge(self, chosen: Tensor, logits: Tensor, width: int, rank: Tensor | None) -> np.ndarray:
-        """Metrics of a selection bool [n, S] of `width` keys made by logits float32 [n, S] with needle ranks [n, m]."""
+        """Metrics of a selection bool [n, S] of `width` keys made by logits float32 [n, S], with ranks of needles."""
         wanted, scores = self.pipeline.select(self.reference), self.pipeline.logits(self.reference)
         size = wanted.sum(1)
         kept = (wanted & chosen).sum(1)

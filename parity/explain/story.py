@@ -20,7 +20,7 @@ from parity.explain import samples
 from parity.explain.choices import preset
 from parity.explain.explain import Settings
 from parity.explain.measure import METRICS, Measure
-from parity.explain.needles import plant, ranks
+from parity.explain.needles import kept, plant
 from parity.explain.pipeline import Pipeline
 
 KIND, FORMAT = "indexer-parity/story", 1
@@ -140,18 +140,18 @@ def needle_band(stage: Stage) -> Told:
     head = "  tokens  path        " + "".join(f"{margin:>8.3f}" for margin in MARGINS) + "   (standard deviations)"
     lines, figures = [head], []
     for tokens in stage.contexts:
-        kept = retrieval(stage, tokens, ("seed-before", "seed-after", "published"))
+        found = retrieval(stage, tokens, ("seed-before", "seed-after", "published"))
         for name, label in (("seed-after", "bf16"), ("seed-before", "fp8"), ("published", "published")):
-            cells = "".join(f"{100 * share:7.1f}%" for share in kept[name])
+            cells = "".join(f"{100 * share:7.1f}%" for share in found[name])
             lines.append(f"{tokens:8,d}  {label:11s}{cells}")
         at = [MARGINS.index(margin) for margin in BAND]
-        fp8, bf16 = (float(kept[name][at].mean()) for name in ("seed-before", "seed-after"))
+        fp8, bf16 = (float(found[name][at].mean()) for name in ("seed-before", "seed-after"))
         claim(fp8 < bf16, f"in the band fp8 retrieves {fp8:.3f}, fewer than bf16's {bf16:.3f}, at {tokens:,} tokens")
         safe = [i for i, margin in enumerate(MARGINS) if margin >= SAFE]
         for name in ("seed-before", "seed-after"):
-            claim(bool((kept[name][safe] == 1).all()), f"{name} keeps every needle from {SAFE} deviations on")
+            claim(bool((found[name][safe] == 1).all()), f"{name} keeps every needle from {SAFE} deviations on")
         crowd = float(np.mean([crowded(measure) for measure in _measures(stage, tokens)]))
-        figures.append({"tokens": tokens, "crowd": crowd, **{name: share.tolist() for name, share in kept.items()}})
+        figures.append({"tokens": tokens, "crowd": crowd, **{name: share.tolist() for name, share in found.items()}})
     lines.append(
         f"Between {BAND[0]} and {BAND[-1]} deviations over the cutoff fp8 loses needles that bf16 keeps, at every "
         f"length; from {SAFE} on both keep all."
@@ -181,9 +181,9 @@ def retrieval(stage: Stage, tokens: int, names: Sequence[str]) -> dict[str, np.n
         needles = plant(pipeline, MARGINS * REPEATS, stage.settings.seed + number)
         for name in names:
             c = preset(name)
-            hit = (ranks(pipeline, c, needles) <= pipeline.width(c)).double().mean(0).cpu().numpy()
-            shares[name].append(hit.reshape(REPEATS, len(MARGINS)).mean(0))
-    return {name: np.mean(found, axis=0) for name, found in shares.items()}
+            found = kept(pipeline, c, needles).cpu().numpy()
+            shares[name].append(found.reshape(REPEATS, len(MARGINS)).mean(0))
+    return {name: np.mean(each, axis=0) for name, each in shares.items()}
 
 
 def crowded(measure: Measure) -> float:

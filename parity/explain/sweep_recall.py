@@ -11,9 +11,9 @@ import torch
 
 from parity.explain import samples
 from parity.explain.choices import SLOT_BYTES, Configuration, preset, settings
-from parity.explain.explain import Settings, numbers
+from parity.explain.explain import Settings, known, numbers
 from parity.explain.measure import Measure, interval
-from parity.explain.needles import Needles, plant, ranks
+from parity.explain.needles import Needles, kept, plant
 from parity.explain.pipeline import Pipeline
 
 KIND, FORMAT = "indexer-parity/sweep-recall", 1
@@ -99,18 +99,18 @@ def _at(
 ) -> list[dict[str, Any]]:
     """One row a configuration at one context length."""
     found: dict[str, list[np.ndarray]] = {name: [] for name in named}
-    kept: dict[str, list[np.ndarray]] = {name: [] for name in ("reference", *named)}
+    found_needles: dict[str, list[np.ndarray]] = {name: [] for name in ("reference", *named)}
     for number, sample in enumerate(drawn):
         pipeline = Pipeline(sample)
         longer = int(sample.lens.min()) > sample.config.topk
         needles = plant(pipeline, options.margins, options.seed + number) if longer else None
         measure = Measure(pipeline, reference)
         pipeline.select(reference)
-        kept["reference"].append(retrieved(pipeline, reference, needles))
+        found_needles["reference"].append(retrieved(pipeline, reference, needles))
         pipeline.forget("keys", "ascending")
         for name, c in named.items():
             found[name].append(measure(c))
-            kept[name].append(retrieved(pipeline, c, needles))
+            found_needles[name].append(retrieved(pipeline, c, needles))
             pipeline.forget("keys", "queries", "ascending")
     rows = []
     for name, c in {"reference": reference, **named}.items():
@@ -124,7 +124,7 @@ def _at(
                 "store": c["store"],
                 "store_bytes": SLOT_BYTES[c["store"]],
                 "metrics": numbers(*values) if values is not None else None,
-                "needles": _curve(kept[name]),
+                "needles": _curve(found_needles[name]),
             }
         )
     return rows
@@ -134,11 +134,10 @@ def retrieved(pipeline: Pipeline, c: Configuration, needles: Needles | None) -> 
     """Share of needles retrieved at each margin, float64 [m]; empty without needles."""
     if needles is None:
         return np.zeros(0)
-    return (ranks(pipeline, c, needles) <= pipeline.width(c)).double().mean(0).cpu().numpy()
+    return kept(pipeline, c, needles).cpu().numpy()
 
 
-def _curve(shares: Sequence[np.ndarray]) -> list[dict[str, float]] | None:
+def _curve(shares: Sequence[np.ndarray]) -> list[dict[str, float | None]] | None:
     if not len(shares[0]):
         return None
-    mean, half = interval(shares)
-    return [{"mean": float(m), "half": float(h)} for m, h in zip(mean, half, strict=True)]
+    return [{"mean": known(m), "half": known(h)} for m, h in zip(*interval(shares), strict=True)]

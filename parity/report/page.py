@@ -1,0 +1,268 @@
+"""From the files to the page: which sections there are, what they hold, and the HTML that the templates make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from parity import summary
+from parity.report import compare, curves, figures
+from parity.report.figures import Picture, Table, number
+from parity.report.inputs import Inputs
+
+Row = Mapping[str, Any]
+SHOWN = 400  # rows of one table: a page of some megabytes helps nobody
+
+
+@dataclass
+class Section:
+    """One part of the page; what is empty is left out."""
+
+    name: str
+    title: str
+    lines: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)  # preformatted
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not (self.lines or any(t.rows for t in self.tables) or self.pictures or self.texts)
+
+
+def render(inputs: Inputs, old: Row | None = None) -> str:
+    """The page as one HTML text. `old` is an earlier gate report to mark changes against."""
+    from importlib.resources import files
+
+    import jinja2
+    from markupsafe import Markup
+
+    folder = files("parity.report") / "templates"
+    loader = jinja2.DictLoader(
+        {item.name: item.read_text(encoding="utf-8") for item in folder.iterdir() if item.is_file()}
+    )
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["svg"] = Markup
+    gate = inputs.gate
+    parts = [section for section in sections(inputs, old) if not section.empty]
+    return environment.get_template("page.html").render(
+        title="indexer-parity: " + (gate["sentence"] if gate else "report"),
+        verdict=gate["verdict"] if gate else None,
+        sentence=gate["sentence"] if gate else opening(inputs),
+        facts=facts(gate) if gate else [],
+        matrix=matrix(gate, old) if gate else None,
+        checks=checks(gate, old) if gate else [],
+        statuses=[status for status in summary.SEVERITY if gate and any(r["status"] == status for r in gate["rows"])],
+        sections=parts,
+        style=Markup(environment.loader.get_source(environment, "style.css")[0]),  # type: ignore[union-attr]
+        script=Markup(environment.loader.get_source(environment, "script.js")[0]),  # type: ignore[union-attr]
+        sources=inputs.sources,
+    )
+
+
+def opening(inputs: Inputs) -> str:
+    """The first sentence of a page without a gate report."""
+    for report in inputs.all("explain"):
+        return str(report["sentence"])
+    return "No gate report was given: measurements without a verdict."
+
+
+def facts(gate: Row) -> list[tuple[str, str]]:
+    """Where the gate ran, in a line."""
+    found = gate.get("provenance") or {}
+    names = ("device", "architecture", "torch", "triton", "commit")
+    named = [(name, str(found[name])) for name in names if found.get(name) is not None]
+    return [*named, *[(name, str(gate[name])) for name in ("profile", "started") if gate.get(name)]]
+
+
+def matrix(gate: Row, old: Row | None) -> dict[str, Any]:
+    """Implementation x level: {levels, rows: [(name, [cell or None])]}; a cell {status, examples, ratio, was}."""
+    now = summary.cells(gate["rows"])
+    before = summary.cells(old["rows"]) if old else {}
+    levels = sorted({level for _, level in now}, key=summary.rank)
+    names = list(dict.fromkeys(name for name, _ in now))
+
+    def cell(name: str, level: str) -> dict[str, Any] | None:
+        found = now.get((name, level))
+        if found is None:
+            return None
+        earlier = before.get((name, level))
+        changed = old is not None and (earlier is None or earlier.status != found.status)
+        return {
+            "status": found.status,
+            "examples": f"{found.examples:,}",
+            "ratio": number(found.worst_ratio),
+            "was": (earlier.status if earlier else "absent") if changed else "",
+        }
+
+    return {"levels": levels, "rows": [(name, [cell(name, level) for level in levels]) for name in names]}
+
+
+def checks(gate: Row, old: Row | None) -> list[dict[str, str]]:
+    """Every check with its worst ratio and where it was seen, rejections first, then by ratio."""
+    before = {compare.key_of(row): row for row in old["rows"]} if old else {}
+    rows = sorted(
+        gate["rows"],
+        key=lambda row: (
+            summary.SEVERITY.index(row["status"]) if row["status"] in summary.REJECTING else len(summary.SEVERITY),
+            -(figures.finite(row.get("worst_ratio")) or 0),
+        ),
+    )
+    found = []
+    for row in rows:
+        earlier = before.get(compare.key_of(row))
+        was = "" if old is None or (earlier and earlier["status"] == row["status"]) else "new"
+        found.append(
+            {
+                "implementation": str(row["implementation"]),
+                "check": f"{row['level']}/{row['check']}",
+                "status": str(row["status"]),
+                "was": str(earlier["status"]) if was and earlier else was,
+                "examples": f"{int(row.get('examples') or 0):,}",
+                "ratio": number(row.get("worst_ratio")),
+                "resolution": number(row.get("resolution")),
+                "where": where(row),
+                "case": str(row.get("case") or row.get("worst_case") or ""),
+                "message": str(row.get("message") or ""),
+                "repro": str(row.get("repro") or ""),
+            }
+        )
+    return found
+
+
+def where(row: Row) -> str:
+    """Coordinates of the worst cell: request 0, row 3, key 65."""
+    return ", ".join(f"{name} {value}" for name, value in (row.get("where") or {}).items())
+
+
+def sections(inputs: Inputs, old: Row | None) -> list[Section]:
+    """Everything after the verdict and its tables, in the order of the page."""
+    gate = inputs.gate
+    found = []
+    if gate and old:
+        found.append(
+            Section(
+                "changes",
+                "What changed",
+                lines=[f"Before: {old['sentence']}", f"Now: {gate['sentence']}"],
+                tables=[compare.changes(old, gate), compare.provenance(old, gate)],
+            )
+        )
+    if gate:
+        texts = [summary.complaint(row) for row in summary.complaints(gate["rows"])]
+        found.append(Section("rejections", "Rejections", texts=texts[:SHOWN]))
+        ratios = figures.histogram(gate["rows"])
+        found.append(Section("ratios", "Error over bound", pictures=[ratios] if ratios else []))
+    found += [explained(report, i) for i, report in enumerate(inputs.all("explain"))]
+    found += [swept(report, i) for i, report in enumerate(inputs.all("recall"))]
+    found += [
+        Section(f"memory-{i}", "Memory", pictures=[curves.memory(report, f"memory{i}")], tables=[curves.cards(report)])
+        for i, report in enumerate(inputs.all("memory"))
+    ]
+    found += [told(report, i) for i, report in enumerate(inputs.all("story"))]
+    found += [faults(report, i) for i, report in enumerate(inputs.all("faults"))]
+    found += [compiled(report, i) for i, report in enumerate(inputs.all("compile"))]
+    found += [benched(report, i) for i, report in enumerate(inputs.all("bench"))]
+    for i, report in enumerate(inputs.all("store_bench")):
+        tables = [plain(report["large"]), plain(report["small"])]
+        found.append(Section(f"store-bench-{i}", "Benchmark of the store", tables=tables))
+    if gate:
+        found.append(Section("reasons", "What was not judged, and why", lines=summary.reasons(gate["rows"])))
+    found.append(origin(inputs))
+    return found
+
+
+def explained(report: Row, i: int) -> Section:
+    """Shares of the loss, the totals by context, and the map of missed keys."""
+    pictures = [curves.shares(report, f"shares{i}"), curves.missed(report, f"missed{i}")]
+    table = Table(("tokens", "keys", "recall", "regret"), [])
+    for entry in report.get("contexts") or []:
+        total = entry["total"]
+        recall = f"{1 - total['loss']['mean']:.4f}"
+        table.rows.append((f"{entry['tokens']:,}", f"{entry['keys']:,}", recall, number(total["regret"]["mean"])))
+    return Section(
+        f"explain-{i}",
+        f"Which choice costs the recall: {report.get('preset', 'a configuration')}",
+        lines=[report["sentence"]],
+        pictures=[each for each in pictures if each],
+        tables=[table],
+    )
+
+
+def swept(report: Row, i: int) -> Section:
+    """Curves of recall and of needles."""
+    lines = [report["caveat"]] if report.get("caveat") else []
+    return Section(f"recall-{i}", "Recall by context", lines=lines, pictures=curves.recall(report, f"recall{i}"))
+
+
+def told(report: Row, i: int) -> Section:
+    """The story's steps as they were told."""
+    texts = [
+        "\n".join(
+            [
+                f"{number}. {step['title']}",
+                *step["lines"],
+                *([f"not run: {step['not_run']}"] if step["not_run"] else []),
+            ]
+        )
+        for number, step in enumerate(report["steps"], 1)
+    ]
+    end = "Every step is true." if report["passed"] else f"Not true: {report['untrue']}"
+    return Section(f"story-{i}", "The story", lines=[end], texts=texts)
+
+
+def faults(report: Row, i: int) -> Section:
+    """Fault models and what caught each."""
+    table = Table(("fault", "stage", "outcome", "killed by", "what it changes"), [])
+    for row in report["rows"][:SHOWN]:
+        kills = ", ".join(dict.fromkeys(f"{kill['level']}/{kill['check']}" for kill in row.get("kills") or []))
+        table.rows.append((str(row.get("id")), str(row.get("stage")), row["outcome"], kills or "-", row["sentence"]))
+    return Section(f"faults-{i}", "Fault models", tables=[table])
+
+
+def compiled(report: Row, i: int) -> Section:
+    """The compile gate, failures first."""
+    names = ("config", "arch", "status", "registers", "spill_stores", "shared", "shared_limit", "reason")
+    rows = sorted(report["rows"], key=lambda row: row["status"] == "passed")
+    bad = sum(row["status"] != "passed" for row in rows)
+    lines = [f"{len(rows)} configurations compiled, {bad} not passed."]
+    return Section(f"compile-{i}", "Compile gate", lines=lines, tables=[plain(rows, names)])
+
+
+def benched(report: Row, i: int) -> Section:
+    """Benchmarks against the card's ceilings, and the memory and selection that were measured with them."""
+    names = ("name", "layout", "shape", "value", "unit", "milliseconds", "status", "target", "config")
+    tables = [plain(report["rows"], names), plain(report.get("memory") or []), plain(report.get("selection") or [])]
+    return Section(f"bench-{i}", "Benchmarks", tables=tables)
+
+
+def plain(rows: Sequence[Row], names: Sequence[str] | None = None) -> Table:
+    """Rows of fields as a table; all fields in order of appearance, or those named that any row has."""
+    present = list(dict.fromkeys(name for row in rows for name in row))
+    chosen = [name for name in (names or present) if name in present]
+    return Table(tuple(chosen), [tuple(cell(row.get(name)) for name in chosen) for row in rows[:SHOWN]])
+
+
+def cell(value: Any) -> str:
+    """A field for a table: numbers short, nothing as a dash, the rest as text."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return number(value, 4)
+    return "-" if value in (None, "") else str(value)
+
+
+def origin(inputs: Inputs) -> Section:
+    """Provenance of every file."""
+    table = Table(("file", "fact", "value"), [])
+    reports = ([inputs.gate] if inputs.gate else []) + [r for found in inputs.others.values() for r in found]
+    kinds = {"gate": "gate"} if inputs.gate else {}
+    names = [*kinds, *(kind for kind, found in inputs.others.items() for _ in found)]
+    for name, report in zip(names, reports, strict=True):
+        for fact, value in summary.flat(report.get("provenance") or {}):
+            table.rows.append((name, fact, cell(value)))
+    return Section("provenance", "Provenance", tables=[table])
