@@ -30,7 +30,14 @@ LANES = 8
 FLAGS = ("-std=c++17", "-ffp-contract=off", "-fno-fast-math", "-Wno-unknown-pragmas")
 SHARED = ("-O1", "-shared", "-fPIC")
 # -Og builds three times as fast as -O1 under the sanitizers.
-SANITISED = ("-Og", "-g1", "-DPARITY_MAIN", "-DPARITY_EQUAL_TYPES", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+SANITISED = (
+    "-Og",
+    "-g1",
+    "-DPARITY_MAIN",
+    "-DPARITY_EQUAL_TYPES",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+)
 NEEDED = ("cuda_bf16.h", "cuda_fp8.h", "crt/host_defines.h", "nv/target")
 
 
