@@ -97,18 +97,14 @@ def draw_skipped(case: StoreCase, names: Tensor) -> Tensor:
 
 
 def draw_bytes(seed: int, first: int, count: int, device: torch.device) -> Tensor:
-    """uint8 [count]: what stands at byte addresses first .. first + count - 1 of a pool; first a multiple of 4."""
-    keys = counter.row_keys(seed, STREAM_POOL, (torch.tensor([first >> 14], dtype=torch.int64, device=device),))
-    parts = []
-    at = first
-    while at < first + count:  # a key per 16 KiB, so that a window of a huge pool needs no other window
-        block, offset = at >> 14, (at & 0x3FFF) >> 2
-        size = min((1 << 14) - (at & 0x3FFF), first + count - at)
-        keys = counter.row_keys(seed, STREAM_POOL, (torch.tensor([block], dtype=torch.int64, device=device),))
-        words = counter.row_words(keys, torch.arange(offset, offset + -(-size // 4), dtype=torch.int32, device=device))
-        parts.append(words.view(torch.uint8).view(-1)[:size])
-        at += size
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device=device)
+    """uint8 [count]: what stands at byte addresses first .. first + count - 1 of a pool."""
+    # A key for each 16 KiB, so that a window of a huge pool needs no other window.
+    blocks = torch.arange(first >> 14, ((first + count - 1) >> 14) + 1, dtype=torch.int64, device=device)
+    words = counter.row_words(
+        counter.row_keys(seed, STREAM_POOL, (blocks,)), torch.arange(1 << 12, dtype=torch.int32, device=device)
+    )
+    start = first & 0x3FFF
+    return words.reshape(-1).view(torch.uint8)[start : start + count].clone()
 
 
 def _bell(words: Tensor) -> Tensor:
