@@ -171,7 +171,8 @@ def ue8m0_decode(codes: Tensor) -> Tensor:
 def fp8_amax_scale(x: Tensor) -> Tensor:
     """Row scale f32(max(amax, 1e-4) / 448) of x [..., D] -> float32 [...]; the rule of serving engines' fp8 stores."""
     amax = _finite_amax("fp8_amax_scale", _floating("fp8_amax_scale", "x", x)).to(torch.float32)
-    return amax.clamp_min(FP8_AMAX_FLOOR) / E4M3_MAX
+    # By a tensor: on CUDA, torch divides by a number by multiplying with its rounded inverse.
+    return amax.clamp_min(FP8_AMAX_FLOOR) / torch.tensor(E4M3_MAX, dtype=torch.float32, device=amax.device)
 
 
 def fp8_pow2_exponent(x: Tensor) -> Tensor:
