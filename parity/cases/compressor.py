@@ -27,11 +27,11 @@ Item = tuple[int, int, int]  # request, tokens, tokens undone before
 
 @dataclass(frozen=True, slots=True)
 class CompressorCase:
-    """`calls[i]` lists (request, count, undone): the request drops `undone` tokens, then takes `count` more.
+    """`calls[i]` lists (request, count, undone): a request drops `undone` tokens, then takes `count`.
 
-    data: `exact`, where a window's weights are all equal or one is 1, and values are integers; or `random`. poison: what
-    stands in the state before the first call, NaN or plausible leftovers of other sequences. A request holds a state
-    row from its first to its last call; later requests take over free rows, uncleared. perm shuffles the rows.
+    data: `exact`, where a window's weights are all equal or one is 1, and values are integers; or `random`. poison:
+    what stands in the state before the first call, NaN or plausible leftovers of other sequences. A request holds a
+    state row from its first to its last call; later requests take over free rows, uncleared. perm shuffles the rows.
     ValueError if a call names a request twice, takes nothing, or goes back by more than UNDO from the newest token that
     the request has ever had, or past its start.
     """

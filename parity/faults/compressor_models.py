@@ -236,8 +236,8 @@ add(
     "the oldest of the 16 tokens in the state is cleared after every call",
     save=lambda c, row, kv, score, kept: _oldest_cleared(c, row, kv, score, kept),
     equivalent="A call begins at most 8 tokens before the newest one ever taken, at position e - 8 or later, and "
-    "its first window reads 7 tokens back from there: position e - 15 or later, e the newest plus 1. The row cleared is that "
-    "of position e - 16, which nothing reads before it is written again.",
+    "its first window reads 7 tokens back from there: position e - 15 or later, e the newest plus 1. The row cleared "
+    "is that of position e - 16, which nothing reads before it is written again.",
 )
 
 
