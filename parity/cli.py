@@ -22,6 +22,8 @@ DELEGATED = {
     "probe": ("parity.run.probe", "main", "find the arithmetic of this card's matrix units"),
     "compile": ("parity.run.compile", "main", "compile every kernel for every architecture and check its resources"),
     "bench": ("parity.run.bench", "main", "time the kernels against the card's own ceilings"),
+    "mutants": ("parity.faults.mutants", "main", "the suite's power: every fault model must be rejected"),
+    "diagnose": ("parity.faults.diagnose", "main", "which fault explains a failing function, case or capture"),
     "explain": ("parity.explain.command", "explain_main", "measure which choice of arithmetic costs the recall"),
     "sweep": ("parity.explain.command", "sweep_main", "curves of recall or of memory against context length"),
     "story": ("parity.explain.command", "story_main", "the memory incident step by step, each step asserted"),

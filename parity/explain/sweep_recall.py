@@ -28,6 +28,7 @@ CONFIGURATIONS = (
     "published+store=fp8",
     "published+store=fp8-pow2",
 )
+NEEDLES = 4  # of each row at each margin
 MARGINS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 CAVEAT = (
     "Drawn data, not a model's: real keys and queries may behave differently. --captured takes a model's own tensors."
@@ -103,7 +104,7 @@ def _at(
     for number, sample in enumerate(drawn):
         pipeline = Pipeline(sample)
         longer = int(sample.lens.min()) > sample.config.topk
-        needles = plant(pipeline, options.margins, options.seed + number) if longer else None
+        needles = plant(pipeline, options.margins * NEEDLES, options.seed + number) if longer else None
         measure = Measure(pipeline, reference)
         pipeline.select(reference)
         found_needles["reference"].append(retrieved(pipeline, reference, needles))
@@ -134,7 +135,9 @@ def retrieved(pipeline: Pipeline, c: Configuration, needles: Needles | None) -> 
     """Share of needles retrieved at each margin, float64 [m]; empty without needles."""
     if needles is None:
         return np.zeros(0)
-    return kept(pipeline, c, needles).cpu().numpy()
+    found = kept(pipeline, c, needles).cpu().numpy().reshape(NEEDLES, -1)
+    known = np.isfinite(found)
+    return np.where(known, found, 0).sum(0) / np.where(known.any(0), known.sum(0), np.nan)
 
 
 def _curve(shares: Sequence[np.ndarray]) -> list[dict[str, float | None]] | None:

@@ -100,9 +100,9 @@ def lines(
 def thousands(value: float) -> str:
     """4096 as 4K, 1048576 as 1M."""
     for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
-        if value >= size:
-            return f"{value / size:g}{unit}" if value % size == 0 else f"{value / size:.1f}{unit}"
-    return f"{value:g}"
+        if value >= size and value % size == 0:
+            return f"{value / size:g}{unit}"
+    return f"{value:,g}" if value < 1e6 else f"{value:,.0f}"
 
 
 def histogram(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
@@ -144,7 +144,7 @@ def histogram(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
     alt = (
         f"Worst ratio of error to bound, {sum(map(len, found.values()))} checks by decade; the largest is {worst:.3g}."
     )
-    return picture("ratios", "Error over bound", alt, table, paint)
+    return picture("ratio-bars", "Error over bound", alt, table, paint)
 
 
 def finite(value: Any) -> float | None:
