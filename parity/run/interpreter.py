@@ -327,6 +327,7 @@ def watched(*, dry: bool = False) -> Iterator[Watch]:
         _patched(builder, set_grid_dim=set_grid_dim),
         _patched(executor, _init_args_hst=_init_args_hst, __call__=__call__),
         _patched(module, _patch_lang=_patch_lang),
+        np.errstate(all="ignore"),  # NaN and infinity are operands like any other here
     ):
         yield watch
 

@@ -129,7 +129,7 @@ def run_check(
 
 
 def _replay(store: ExampleDatabase, key: bytes, check: Check, fails: Callable[[Case], bool]) -> bool:
-    """Whether a case that failed before still fails; those that do not, or that cannot be read any more, are dropped."""
+    """Whether a case that failed before still fails; those that do not, or that nobody can read now, are dropped."""
     for text in sorted(store.fetch(key), key=len):
         try:
             case = parse_case(text.decode())

@@ -12,6 +12,9 @@ from parity.cases.strategies import SEEDS, paged_cases
 from parity.run.registry import Implementation
 from parity.suite.profiles import Profile
 
+TALL = (8, 20)
+"""Rows of a short prefill."""
+
 LONGEST = 1 << 18
 """Largest context length drawn, in compressed keys: a prompt of a million tokens."""
 
@@ -29,9 +32,18 @@ def heads_of(impl: Implementation) -> tuple[int, ...]:
 
 
 def small(impl: Implementation, profile: Profile, data: Sequence[str], **options: Any) -> st.SearchStrategy[Case]:
-    """Few rows and pages with every structural feature; fewer still where a call is interpreted."""
+    """Few rows and pages with every structural feature; fewer still where a call is interpreted.
+
+    Every fifth case is a short prefill of one request, unless the options limit the rows: kernels take another path
+    there. Shrinks toward the fewest rows.
+    """
     limits = {"max_rows": 4, "max_pages": 3} if impl.interpreted else {"max_rows": 6, "max_pages": 4}
-    return paged_cases(layout=impl.layout, heads=heads_of(impl), data=data, **{**limits, **options})
+    common = {"layout": impl.layout, "heads": heads_of(impl), "data": data}
+    few = paged_cases(**{**common, **limits, **options})
+    if "max_rows" in options:
+        return few
+    tall = {"max_requests": 1, "max_next_n": TALL[1], "max_rows": TALL[1], "max_pages": 2, "wide": False}
+    return st.one_of(few, few, few, few, paged_cases(**{**common, **options, **tall, "min_rows": TALL[0]}))
 
 
 def drawn(
