@@ -152,7 +152,7 @@ def _one(
 
         chosen = select(own, pipeline.width(target), pipeline.sample.lens)
         kernel = measure.judge(chosen, own, pipeline.width(target), None)
-    return _Case(
+    case = _Case(
         measure=measure,
         nothing=value(frozenset()),
         whole=whole,
@@ -163,6 +163,8 @@ def _one(
         value=value,
         kernel=kernel,
     )
+    measure.pipeline.forget("dots")
+    return case
 
 
 def _worst_first(players: Sequence[str], found: Sequence[_Case]) -> list[str]:

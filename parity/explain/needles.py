@@ -108,5 +108,5 @@ def kept(pipeline: Pipeline, c: Configuration, needles: Needles) -> Tensor:
 def ranks(pipeline: Pipeline, c: Configuration, needles: Needles) -> Tensor:
     """Rank int64 [n, m] of each needle among the visible keys: 1 plus the number of keys that score higher."""
     own = pipeline.scores_of(c, needles.pooled, needles.windows)
-    ordered = pipeline.ascending(c)
-    return 1 + ordered.shape[1] - torch.searchsorted(ordered, own.contiguous(), right=True)
+    logits = pipeline.logits(c)
+    return torch.stack([1 + (logits > own[:, i : i + 1]).sum(1) for i in range(own.shape[1])], dim=1)

@@ -22,6 +22,8 @@ KEY_CHOICES = ("projection_k", "pooling", "inner_k", "rope_position", "rope_tabl
 QUERY_CHOICES = ("projection_q", "inner_q", "rope_table", "hadamard", "fp4_q", "query")
 # Float32 cells of the dots held at once: a CPU works within its caches, a GPU in few launches.
 CELLS = {"cpu": 1 << 20, "cuda": 1 << 27}
+# Dots are kept where they are few: rounding points of the scores alone then need no product.
+DOTS_BYTES, PAIRS = 32 << 20, 16
 # Keys that go through the chain at once, for the same reason.
 CHAIN = {"cpu": 1 << 13, "cuda": 1 << 19}
 
@@ -43,10 +45,12 @@ class Pipeline:
     def __init__(self, sample: Sample) -> None:
         self.sample = sample
         self._kept: dict[Any, Any] = {}
+        self._pairs: dict[Any, Tensor] = {}
 
     def forget(self, *stages: str) -> None:
-        """Drop what has been kept of these stages ("keys", "queries", "logits", "ascending", "select"), or of all."""
+        """Drop the dots, and what has been kept of these stages ("keys", "queries", "logits", "select") or of all."""
         self._kept = {key: value for key, value in self._kept.items() if stages and key[0] not in stages}
+        self._pairs.clear()
 
     def keys(self, c: Configuration) -> Stored:
         """Stored keys [S, 128]."""
@@ -73,10 +77,6 @@ class Pipeline:
         folded = weight if q.scale is None else weight * q.scale
         with ieee_matmul():
             return _over_heads(c, q.payload @ key.payload.transpose(1, 2), folded, key.scale)
-
-    def ascending(self, c: Configuration) -> Tensor:
-        """Scores in ascending order, float32 [n, S]."""
-        return self._keep(("ascending", c.having(topk="published")), lambda: self.logits(c).sort(1).values)
 
     def rotated(self, c: Configuration, x: Tensor, positions: Tensor, sign: float = 1.0) -> Tensor:
         """x float32 [..., 128] rotated to token positions int64 [...]; sign -1 rotates back."""
@@ -131,9 +131,25 @@ class Pipeline:
         return Stored(*rounding.stored(x, c["query"]))
 
     def _logits(self, c: Configuration) -> Tensor:
-        out = score(c, self.queries(c), self.keys(c), self.head_weights(c))
+        q, k, weight = self.queries(c), self.keys(c), self.head_weights(c)
+        if q.payload.shape[0] * q.payload.shape[1] * k.payload.shape[0] * 4 <= DOTS_BYTES:
+            folded = weight if q.scale is None else weight * q.scale
+            out = _over_heads(c, self._dots(c, q, k), folded, k.scale)
+        else:
+            out = score(c, q, k, weight)
         hidden = torch.arange(self.sample.keys, device=out.device) >= self.sample.lens[:, None]
         return out.masked_fill_(hidden, -torch.inf)
+
+    def _dots(self, c: Configuration, q: Stored, k: Stored) -> Tensor:
+        """Float32 dots [n, H, S] of the payloads; those of the last few pairs of queries and keys are kept."""
+        key = tuple(c[name] for name in dict.fromkeys(QUERY_CHOICES + KEY_CHOICES))
+        if key not in self._pairs:
+            with ieee_matmul():
+                dots = (q.payload.flatten(0, 1) @ k.payload.t()).unflatten(0, q.payload.shape[:2])
+            if len(self._pairs) >= PAIRS:
+                self._pairs.pop(next(iter(self._pairs)))
+            self._pairs[key] = dots
+        return self._pairs[key]
 
     def _rope_rows(self, c: Configuration, positions: Tensor) -> Tensor:
         distinct, back = torch.unique(positions, return_inverse=True)
@@ -199,7 +215,7 @@ def _over_heads(c: Configuration, dots: Tensor, weight: Tensor, scale: Tensor | 
     if c["dot"] == "bf16":
         dots = dots.to(torch.bfloat16)
     if c["relu"] == "on":
-        dots = dots.relu_()
+        dots = dots.relu()
     if ranks == 1 and c["product"] == "float32":
         total = torch.bmm(weight[:, None], dots.to(torch.float32))[:, 0]
         parts = [total]

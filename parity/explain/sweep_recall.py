@@ -108,11 +108,11 @@ def _at(
         measure = Measure(pipeline, reference)
         pipeline.select(reference)
         found_needles["reference"].append(retrieved(pipeline, reference, needles))
-        pipeline.forget("keys", "ascending")
+        pipeline.forget("keys")
         for name, c in named.items():
             found[name].append(measure(c))
             found_needles[name].append(retrieved(pipeline, c, needles))
-            pipeline.forget("keys", "queries", "ascending")
+            pipeline.forget("keys", "queries")
     rows = []
     for name, c in {"reference": reference, **named}.items():
         values = interval(found[name]) if name in found else None
