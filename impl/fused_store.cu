@@ -63,7 +63,9 @@ template <int LANES> __device__ inline float lane_sum(float x) {
     for (int m = LANES / 2; m; m >>= 1) x += __shfl_xor_sync(0xffffffffu, x, m);
     return x;
 }
+// For x >= 0, never NaN: over a whole warp then one instruction on the bits, which order like the values.
 template <int LANES> __device__ inline float lane_max(float x) {
+    if constexpr (LANES == 32) return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(x)));
 #pragma unroll
     for (int m = LANES / 2; m; m >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, m));
     return x;
@@ -139,15 +141,18 @@ __device__ inline unsigned e4m3x4(const Four& x, float inverse) {
 
 template <int FORMAT, bool PUBLISHED, bool FAKE_FP4, class Pooled, class Weight, int LANES>
 __device__ inline void store_token(const Pooled* pooled, const Weight* norm_weight, float eps, const float* cos_sin,
-                                   unsigned char* kv_cache, long long page_at, int row, bool active, int lane) {
+                                   unsigned char* kv_cache, long long page_at, int row, bool present, bool active,
+                                   int lane) {
     constexpr int CHUNKS = 32 / LANES;
     unsigned char* page = kv_cache + page_at;
-    Four x[CHUNKS];
-    // All loads first. Lanes of a token that is left out take part in the shuffles, with zeros.
+    Four x[CHUNKS], w[CHUNKS], turn[CHUNKS];
+    // All loads first, and none behind another but the rotary row behind its position: a small call is nothing but this
+    // latency. Lanes of a token that is left out, or past the last one, take part in the shuffles all the same.
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c)
-        x[c] = active ? load4(pooled + 4 * (c * LANES + lane)) : Four{0.f, 0.f, 0.f, 0.f};
-    Four turn[CHUNKS];
+        x[c] = present ? load4(pooled + 4 * (c * LANES + lane)) : Four{0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) w[c] = load4(norm_weight + 4 * (c * LANES + lane));
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c)
         if ((c + 1) * LANES > 16)
@@ -160,11 +165,9 @@ __device__ inline void store_token(const Pooled* pooled, const Weight* norm_weig
         for (int i = 0; i < 4; ++i) x[c].v[i] = stage<PUBLISHED>(x[c].v[i]);
     const float r = 1.f / sqrtf(mean_square<LANES>(x) + eps);
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-        const Four w = load4(norm_weight + 4 * (c * LANES + lane));
+    for (int c = 0; c < CHUNKS; ++c)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) x[c].v[i] = stage<PUBLISHED>(x[c].v[i] * r * w.v[i]);
-    }
+        for (int i = 0; i < 4; ++i) x[c].v[i] = stage<PUBLISHED>(x[c].v[i] * r * w[c].v[i]);
 
     // Rotary on channels 64 .. 127, adjacent pairs.
 #pragma unroll
@@ -246,7 +249,7 @@ __global__ void __launch_bounds__(THREADS)
     const bool active = slot >= 0 && slot < slots && position >= 0 && position < max_position;
     store_token<FORMAT, PUBLISHED, FAKE_FP4, Pooled, Weight, LANES>(
         pooled + (long long)token * DIM, norm_weight, eps, rope_table + (long long)position * 64,
-        kv_cache, (slot >> 6) * page_stride, (int)(slot & 63), active, lane);
+        kv_cache, (slot >> 6) * page_stride, (int)(slot & 63), token < n, active, lane);
 }
 
 }  // namespace indexer

@@ -30,6 +30,13 @@ from impl.store_modes import MODES, Mode, check_store
 
 THREADS = 128  # as in the CUDA source
 LANES = 8
+# A small call is latency alone: a warp a token has the shortest chain. The bytes are the same.
+SMALL_TOKENS, SMALL_LANES = 8192, 32
+
+
+def lanes_for(tokens: int) -> int:
+    """Lanes that share a token in a call of so many tokens."""
+    return SMALL_LANES if tokens < SMALL_TOKENS else LANES
 
 
 class _TorchStream:
@@ -67,9 +74,11 @@ def store(
     out_loc: torch.Tensor,
     kv_cache: torch.Tensor,
     validate: bool = False,
-    lanes: int = LANES,
+    lanes: int | None = None,
 ) -> None:
-    """Store pooled keys in `mode`; arguments as in the module's description, `lanes` a token for tuning.
+    """Store pooled keys in `mode`; arguments as in the module's description.
+
+    `lanes` a token are for tuning (default: `lanes_for`).
 
     TypeError or ValueError for a wrong argument, Unsupported without a CUDA device or the packages to compile with.
     """
@@ -82,6 +91,7 @@ def store(
         return
     from cuda.core import LaunchConfig, launch
 
+    lanes = lanes or lanes_for(sizes.tokens)
     variant = Variant(mode, _name(pooled), _name(norm_weight), lanes)
     with torch.cuda.device(pooled.device):
         kernel = _kernel(variant, torch.cuda.current_device())

@@ -125,7 +125,7 @@ def empty_kernel() -> Any:
     return Program(EMPTY, "c++", ProgramOptions(arch=f"sm_{major}{minor}")).compile("cubin").get_kernel("empty")
 
 
-def small_rows(mode: Mode, dtype: torch.dtype, lanes: int, rounds: int) -> list[dict[str, Any]]:
+def small_rows(mode: Mode, dtype: torch.dtype, width: int | None, rounds: int) -> list[dict[str, Any]]:
     """Small calls against an empty launch of the same grid."""
     import ctypes
 
@@ -133,15 +133,16 @@ def small_rows(mode: Mode, dtype: torch.dtype, lanes: int, rounds: int) -> list[
 
     kernel, rows = empty_kernel(), []
 
-    def empty(tokens: int) -> None:
+    def empty(tokens: int, lanes: int) -> None:
         config = LaunchConfig(grid=-(-tokens * lanes // fused_store.THREADS), block=fused_store.THREADS)
         stream = fused_store._TorchStream(torch.cuda.current_stream().cuda_stream)
         launch(stream, config, kernel, ctypes.c_int(0))
 
     for tokens in SMALL:
+        lanes = width or fused_store.lanes_for(tokens)
         one = inputs(mode, tokens, dtype, tokens)
         calls = [partial(fused_store.store, mode, **one, lanes=lanes)] * 50
-        store, nothing = medians((Timed(calls), Timed([partial(empty, tokens)] * 50)), rounds)
+        store, nothing = medians((Timed(calls), Timed([partial(empty, tokens, lanes)] * 50)), rounds)
         rows.append(
             {
                 "mode": mode.name,
@@ -158,13 +159,13 @@ def small_rows(mode: Mode, dtype: torch.dtype, lanes: int, rounds: int) -> list[
     return rows
 
 
-def run(rounds: int = 60, lanes: Sequence[int] = (fused_store.LANES,)) -> dict[str, Any]:
-    """All rows, with provenance; JSON types."""
+def run(rounds: int = 60, lanes: Sequence[int] = ()) -> dict[str, Any]:
+    """All rows, with provenance; JSON types. `lanes` a token to try; none: those that a call of the size takes."""
     large, small = [], []
-    for width in lanes:
+    for width in lanes or (None,):
         for mode in MODES + EXTRA:
             for dtype in (torch.float32, torch.bfloat16):
-                large.append(large_row(mode, dtype, width, rounds))
+                large.append(large_row(mode, dtype, width or fused_store.lanes_for(LARGE), rounds))
                 print(large[-1], flush=True)
         for mode in MODES:
             small += small_rows(mode, torch.float32, width, rounds)
@@ -177,7 +178,7 @@ def run(rounds: int = 60, lanes: Sequence[int] = (fused_store.LANES,)) -> dict[s
         "bars": BARS,
         "large": large,
         "small": small,
-        "passed": all(row["passed"] for row in barred if row["lanes"] == fused_store.LANES),
+        "passed": all(row["passed"] for row in barred if row["lanes"] == fused_store.lanes_for(row["tokens"])),
     }
 
 
@@ -186,7 +187,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m parity.run.bench_store", description=__doc__)
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--lanes", type=int, nargs="+", default=[fused_store.LANES], help="8, 16, 32: to tune")
+    parser.add_argument("--lanes", type=int, nargs="+", default=[], help="8, 16, 32: to tune")
     options = parser.parse_args(words)
     if not torch.cuda.is_available():
         print("bench_store: torch finds no CUDA device here", file=sys.stderr)

@@ -9,7 +9,7 @@ from typing import Any
 
 from impl.checks import Unsupported
 from impl.configs import SHARED_LIMIT_KIB
-from impl.fused_store import LANES
+from impl.fused_store import LANES, SMALL_LANES
 from impl.store_compile import ELEMENTS, Variant, compile_variants, missing, nvrtc_version
 from impl.store_modes import MODES
 
@@ -22,7 +22,13 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 def variants() -> tuple[Variant, ...]:
     """Every instantiation that a call can launch."""
-    return tuple(Variant(mode, pooled, weight, LANES) for mode in MODES for pooled in ELEMENTS for weight in ELEMENTS)
+    return tuple(
+        Variant(mode, pooled, weight, lanes)
+        for lanes in (LANES, SMALL_LANES)
+        for mode in MODES
+        for pooled in ELEMENTS
+        for weight in ELEMENTS
+    )
 
 
 def store_rows(arches: Sequence[int]) -> list[dict[str, Any]]:
@@ -68,7 +74,10 @@ def _compiled(arch: int) -> list[dict[str, Any]]:
     for variant in wanted:
         row = _row(arch, "passed", "")
         name = variant.mode.name.removeprefix("store_")
-        row |= {"config": f"{name} {SHORT[variant.pooled]}/{SHORT[variant.weight]}", "layout": variant.mode.layout}
+        row |= {
+            "config": f"{name} {SHORT[variant.pooled]}/{SHORT[variant.weight]} x{variant.lanes}",
+            "layout": variant.mode.layout,
+        }
         row |= {"compiler": f"nvrtc {nvrtc_version()}", "shared_limit": limit}
         used = found.get(made.symbols[variant.expression])
         if used is None:

@@ -1,6 +1,6 @@
 // Runs a CUDA kernel's unchanged source on a CPU: one fibre a CUDA thread, the 32 lanes of a warp in lockstep at
 // shuffles. Include it before the kernel; launch with host::launch. It covers what impl/fused_store.cu uses and nothing
-// more: threadIdx.x, blockIdx.x, full-mask __shfl_xor_sync, bit casts. No shared memory, no __syncthreads, no atomics:
+// more: threadIdx.x, blockIdx.x, full-mask __shfl_xor_sync and __reduce_max_sync, bit casts. No shared memory, no __syncthreads, no atomics:
 // a kernel that uses them does not compile here.
 //
 // A shuffle that some lane of the warp does not reach, or reaches with other operands, is reported by host::launch with
@@ -9,6 +9,7 @@
 #include <setjmp.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -185,5 +186,9 @@ template <class To, class From> To bit_cast(From from) {
 #define __launch_bounds__(...)
 
 template <class T> T __shfl_xor_sync(unsigned, T value, int mask) { return host::shuffle_xor(value, mask); }
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+    for (int mask = 16; mask; mask >>= 1) value = std::max(value, host::shuffle_xor(value, mask));
+    return value;
+}
 inline float __uint_as_float(unsigned bits) { return host::bit_cast<float>(bits); }
 inline unsigned __float_as_uint(float x) { return host::bit_cast<unsigned>(x); }
