@@ -120,7 +120,8 @@ class Pipeline:
     def _queries(self, c: Configuration) -> Stored:
         step = {"published": rounding.bf16, "fused": _same, "last": _same}[c["inner_q"]]
         precision = c["projection_q"]
-        x = self._keep(("projected", precision), lambda: samples.projected(self.sample, precision))
+        with ieee_matmul():
+            x = self._keep(("projected", precision), lambda: samples.projected(self.sample, precision))
         x = step(self.rotated(c, x, self.sample.positions[:, None]))
         if c["hadamard"] != "neither":
             x = step(_hadamard(x))

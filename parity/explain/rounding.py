@@ -30,14 +30,15 @@ def fp4(x: Tensor, ties: str = "even") -> Tensor:
     """
     blocks = x.unflatten(-1, (-1, BLOCK))
     exponent = formats.fp4_exponent(blocks.abs().amax(-1)).to(torch.int32)[..., None]
-    y = torch.ldexp(blocks, -exponent)
+    scale = ((exponent + 127) << 23).view(torch.float32)  # from bits: a GPU's pow need not be exact
+    y = blocks / scale
     # The grid's step is 1/2 below 2, 1 below 4 and 2 up to 6: two steps a binade.
     step = torch.where(y.abs() < 2, 0.5, torch.where(y.abs() < 4, 1.0, 2.0))
     if ties == "even":  # an even multiple of the step has an even code, and torch.round takes ties to even
         rounded = torch.round(y / step) * step
     else:
         rounded = torch.copysign(torch.ceil(y.abs() / step - 0.5) * step, y)
-    return torch.ldexp(rounded, exponent).flatten(-2)
+    return (rounded * scale).flatten(-2)
 
 
 def stored(x: Tensor, form: str) -> tuple[Tensor, Tensor | None]:

@@ -211,7 +211,7 @@ def projected(sample: Sample, precision: str = "fp8") -> Tensor:
     if precision == "fp8":
         out = linear.project_fp8(sample.qr, codes, exponents, "library").to(torch.float32)
     else:
-        scale = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
+        scale = formats.pow2(exponents).to(torch.float32)
         wide = codes.to(torch.float32) * scale.repeat_interleave(DIM, 0).repeat_interleave(DIM, 1)
         out = torch.nn.functional.linear(sample.qr.to(torch.float32), wide)
         if precision == "bf16":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 
 from parity.command import PASSED, CommandError, check_writable, write_text
 
@@ -20,6 +21,7 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument("-o", "--output", metavar="FILE", default="parity-report.html", help="default: %(default)s")
     parser.add_argument("--compare", nargs=2, metavar=("OLD", "NEW"), help="show NEW and mark what changed")
+    parser.add_argument("--pictures", metavar="DIR", help="write every figure as an SVG file of its own too")
     options = parser.parse_args(list(words))
     if not options.files and not options.compare:
         raise CommandError("expected at least one JSON file, or --compare OLD NEW")
@@ -27,7 +29,9 @@ def main(words: Sequence[str]) -> int:
     if missing:
         raise CommandError(f"the report needs {' and '.join(missing)}: pip install 'indexer-parity[report]'")
     check_writable(options.output)
-    from parity.report import inputs, page
+    if options.pictures and not Path(options.pictures).is_dir():
+        raise CommandError(f"--pictures: {options.pictures} is no folder")
+    from parity.report import figures, inputs, page
 
     files = list(options.files)
     old = None
@@ -45,5 +49,10 @@ def main(words: Sequence[str]) -> int:
     if size > MOST:
         raise CommandError(f"the page would have {size:,} bytes, more than {MOST:,}: give fewer files")
     write_text(options.output, text)
+    if options.pictures:
+        found = [picture for section in page.sections(given, old) for picture in section.pictures]
+        for picture in found:
+            write_text(Path(options.pictures) / f"{picture.name}.svg", figures.standalone(picture))
+        print(f"{options.pictures}: {len(found)} pictures")
     print(f"{options.output}: {size:,} bytes")
     return PASSED

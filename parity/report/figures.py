@@ -80,6 +80,13 @@ def _inline(text: str, name: str, alt: str) -> str:
     return f'{opening}><title id="{name}-alt">{html.escape(alt)}</title>{body}'
 
 
+def standalone(picture: Picture) -> str:
+    """The figure as a file of its own: dark ink on a white ground, since no page gives it colours."""
+    svg = picture.svg.replace("currentColor", "#1b1f24")
+    start = svg.index("</title>") + len("</title>")
+    return f'{svg[:start]}<rect width="100%" height="100%" fill="#ffffff"/>{svg[start:]}'
+
+
 def lines(
     axes: Any, series: Mapping[str, Sequence[tuple[float, float]]], *, logx: bool = True, logy: bool = False
 ) -> None:

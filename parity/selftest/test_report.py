@@ -141,6 +141,20 @@ def test_a_page_without_a_gate_report(files: dict[str, Path], tmp_path: Path) ->
     assert not Page(text).open
 
 
+def test_pictures_are_files_of_their_own(files: dict[str, Path], tmp_path: Path) -> None:
+    import xml.etree.ElementTree
+
+    out = tmp_path / "page.html"
+    words = ["report", str(files["gate"]), str(files["recall"]), "-o", str(out)]
+    assert main([*words, "--pictures", str(tmp_path)]) == 0
+    found = sorted(path.name for path in tmp_path.glob("*.svg"))
+    assert found == ["ratio-bars.svg", "recall0-0.svg", "recall0-needle-0.svg"]
+    for name in found:
+        root = xml.etree.ElementTree.fromstring((tmp_path / name).read_text())
+        assert root.tag.endswith("svg") and "currentColor" not in (tmp_path / name).read_text()
+    assert main([*words, "--pictures", str(tmp_path / "none")]) == 2
+
+
 def test_mistakes_are_one_sentence(
     files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
