@@ -23,24 +23,22 @@ class CommandError(Exception):
 
 @contextlib.contextmanager
 def blame(what: str) -> Iterator[None]:
-    """Turn the error of a bad input into a CommandError that names the input: `--case: the length item ...`."""
+    """Turn the error of a bad input into a CommandError that names the input: `--case: the length item ...`.
+
+    Other kinds of error are our own mistakes, and pass through with their traceback.
+    """
     try:
         yield
-    except (ValueError, TypeError, OSError, ImportError, LookupError, AttributeError) as error:
+    except (ValueError, TypeError, OSError) as error:
         raise CommandError(f"{what}: {sentence(error)}") from error
 
 
 def sentence(error: BaseException) -> str:
-    """The error's text on one line, with its class where the text alone says little (KeyError: 'x').
-
-    Of a failed system call only the reason: whoever reports it names the file.
-    """
+    """The error's text on one line; of a failed system call only the reason: whoever reports it names the file."""
     text = " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror
-    if not text or isinstance(error, (LookupError, AttributeError, ImportError)):
-        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return text
+    return text or type(error).__name__
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

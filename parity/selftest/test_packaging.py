@@ -96,8 +96,8 @@ def test_requirements_are_lower_bounds_and_pins_are_in_the_constraints():
     assert "torch==2.13.0" in pins
     assert set(names) | {"ruff", "mypy"} <= pinned
     extras = project()["optional-dependencies"]
-    assert "indexer-parity[cuda]" in extras["dev"], "the tests run the store, too"
-    assert {re.split(r"[<>=]", line)[0] for line in extras["cuda"]} <= pinned
+    assert "indexer-parity[cuda,report]" in extras["dev"], "the tests run the store and the report, too"
+    assert {re.split(r"[<>=]", line)[0] for line in extras["cuda"] + extras["report"]} <= pinned
 
 
 ALLOWED = {
