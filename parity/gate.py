@@ -44,6 +44,7 @@ class Options:
     workers: int | None = None
     level: tuple[str, ...] = ()
     golden: bool = True
+    compile: bool = True
     fixtures: str | None = None
     json: str | None = None
     junit: str | None = None
@@ -61,6 +62,9 @@ def gate(options: Options) -> int:
         rows = in_order(report)
         if options.golden:
             rows += run_golden(options, device, Path(folder))
+        # A user's own function has no configurations that could be listed; smoke is for the minute at one's desk.
+        if options.compile and options.impl is None and options.profile != "smoke" and not options.level:
+            rows += run_compile(Path(folder))
     status, code, line = summary.verdict(rows)
     report |= {
         "kind": summary.KIND,
@@ -195,16 +199,52 @@ def run_golden(options: Options, device: str, folder: Path) -> list[dict[str, An
     return list(read_json(out)["rows"]) if out.is_file() else golden_lost(code)
 
 
+def run_compile(folder: Path) -> list[dict[str, Any]]:
+    """The rows of `parity compile`, added up: one for an implementation and architecture."""
+    out = folder / "compile.json"
+    say("parity gate: compiling every kernel for every architecture")
+    command = [sys.executable, "-m", "parity", "compile", "--json", str(out)]
+    code = call(command, suite_environment(os.environ), output=subprocess.DEVNULL)
+    if out.is_file():
+        return compile_rows(read_json(out)["rows"])
+    status, message = "error", f"`parity compile` ended with exit code {code} and left no report"
+    if code == summary.USAGE:
+        status, message = "not run", "no kernel could be compiled here, see `parity compile`"
+    row = suite_error(message)
+    return [{**row, "implementation": "kernels", "level": "resources", "check": "compile", "status": status}]
+
+
+def compile_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Configurations as rows of a gate's report: the worst one stands for its implementation and architecture."""
+    grouped: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        store = row.get("kernel") == "store"
+        name = "store-" + str(row["config"]).split()[0].replace("_", "-") if store else f"triton-{row['layout']}"
+        grouped.setdefault((name, "store" if store else "logits", f"compile sm_{row['arch']}"), []).append(row)
+    found = []
+    for (name, stage, check), group in grouped.items():
+        worst = min(group, key=lambda row: summary.SEVERITY.index(row["status"]))
+        said = (
+            f"{worst.get('config') or ''}: {worst['reason']}".removeprefix(": ") if worst["status"] != "passed" else ""
+        )
+        fields = {"implementation": name, "stage": stage, "layout": worst["layout"], "level": "resources"}
+        numbers = {"examples": sum(row["status"] in ("passed", "failed") for row in group)}
+        arch = check.rpartition("_")[2]
+        repro = f"parity compile --arch {arch}"
+        found.append(fields | numbers | {"check": check, "status": worst["status"], "message": said, "repro": repro})
+    return found
+
+
 def golden_lost(code: int) -> list[dict[str, Any]]:
     """The row that stands for goldens whose child broke."""
     message = f"`parity golden verify` ended with exit code {code} and left no report"
     return [{**suite_error(message), "implementation": summary.REFERENCE, "level": "golden", "check": "verify"}]
 
 
-def call(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def call(command: Sequence[str], environment: Mapping[str, str], output: int = 2) -> int:
     """Run a child with its output on our stderr. On an interrupt wait for it: it got the same signal."""
     sys.stderr.flush()
-    with subprocess.Popen(command, env=dict(environment), stdout=2, stdin=subprocess.DEVNULL) as child:
+    with subprocess.Popen(command, env=dict(environment), stdout=output, stdin=subprocess.DEVNULL) as child:
         try:
             return child.wait()
         except KeyboardInterrupt:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,13 +123,13 @@ def options(monkeypatch):
     """Options for a gate whose children are replaced by the test."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    return gate.Options(device="cpu", golden=False)
+    return gate.Options(device="cpu", golden=False, compile=False)
 
 
 def child(code: int, rows=None):
     """A child that ends with `code` and leaves a report, if it has rows."""
 
-    def call(command, environment):
+    def call(command, environment, output=2):
         if rows is not None:
             Path(command[command.index("--parity-json") + 1]).write_text(json.dumps({"rows": rows}))
         return code
@@ -172,8 +173,61 @@ def test_a_refused_option_of_the_suite_is_usage(options, monkeypatch):
 def test_goldens_that_leave_no_report_are_an_error(options, monkeypatch, capsys):
     monkeypatch.setattr(gate, "call", child(0, [PASSED]))
     monkeypatch.setattr(gate, "run_golden", lambda *_: gate.golden_lost(139))
-    assert gate.gate(gate.Options(device="cpu")) == 1
+    assert gate.gate(gate.Options(device="cpu", compile=False)) == 1
     assert "exit code 139" in capsys.readouterr().out
+
+
+CONFIGURATIONS = [
+    {"arch": 90, "layout": "fp8", "kernel": "decode", "config": "a", "status": "passed", "reason": ""},
+    {"arch": 90, "layout": "fp8", "kernel": "prefill", "config": "b", "status": "failed", "reason": "spills 8 bytes"},
+    {"arch": 80, "layout": "fp8", "status": "unsupported", "reason": "no e4m3"},
+    {"arch": 90, "layout": "fp4", "kernel": "store", "config": "fp4_fused f32", "status": "passed", "reason": ""},
+]
+
+
+def test_the_compile_gate_is_added_up_by_implementation_and_architecture():
+    found = {(row["implementation"], row["check"]): row for row in gate.compile_rows(CONFIGURATIONS)}
+    assert {key: (row["status"], row["examples"], row["message"]) for key, row in found.items()} == {
+        ("triton-fp8", "compile sm_90"): ("failed", 2, "b: spills 8 bytes"),
+        ("triton-fp8", "compile sm_80"): ("unsupported", 0, "no e4m3"),
+        ("store-fp4-fused", "compile sm_90"): ("passed", 1, ""),
+    }
+    assert found["triton-fp8", "compile sm_90"]["repro"] == "parity compile --arch 90"
+
+
+@pytest.mark.parametrize(
+    "code, rows, status", [(1, CONFIGURATIONS, "failed"), (2, None, "not run"), (134, None, "error")]
+)
+def test_how_the_compiling_child_ends_decides(code, rows, status, tmp_path, monkeypatch):
+    def call(command, environment, output):
+        if rows is not None:
+            Path(command[command.index("--json") + 1]).write_text(json.dumps({"rows": rows}))
+        return code
+
+    monkeypatch.setattr(gate, "call", call)
+    assert status in {row["status"] for row in gate.run_compile(tmp_path)}
+
+
+def test_the_compile_gate_runs_where_it_belongs(options, monkeypatch):
+    asked: list[Path] = []
+
+    def compile_nothing(folder: Path) -> list[dict]:
+        asked.append(folder)
+        return []
+
+    monkeypatch.setattr(gate, "call", child(0, [PASSED]))
+    monkeypatch.setattr(gate, "run_compile", compile_nothing)
+    elsewhere = replace(options, compile=True)
+    for given in (
+        replace(elsewhere, profile="smoke"),
+        replace(elsewhere, impl="torch-bf16"),
+        replace(elsewhere, level=("layout",)),
+        options,
+    ):
+        assert gate.gate(given) == 0
+    assert asked == []
+    assert gate.gate(elsewhere) == 0
+    assert len(asked) == 1
 
 
 def test_what_is_missing_is_named(monkeypatch):
