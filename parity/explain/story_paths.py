@@ -17,7 +17,6 @@ from parity.explain.pipeline import Pipeline, select
 from parity.explain.samples import draw, weights
 from parity.explain.story import Stage, Told, claim
 from parity.judge.bounds import expected
-from parity.judge.contract import Contract
 from parity.judge.outcome import Status
 from parity.judge.verdict import compare_bounded
 from parity.run import interpreter, memory, registry
@@ -80,7 +79,7 @@ def real_kernels(stage: Stage) -> Told:
         given = live.operands(pipeline, c)
         with environment(**{FLAG: "0" if missing else "1", STRICT: "1"}):
             out = _call(given)
-        contract = Contract.from_dict(registry._contract_of(kernel, layout), stage.device, layout=layout)
+        contract = registry.builtin(stage.device)[f"{kernel}-{layout}"].contract
         verdict = compare_bounded(out, expected(given, contract), given, contract=contract)
         claim(verdict.status is Status.PASSED, f"{kernel} {layout} is within its bound: {verdict.message}")
         chosen = select(out, pipeline.width(c), pipeline.sample.lens)
@@ -112,7 +111,7 @@ def gather(stage: Stage) -> Told:
         )
     ]
     figures: dict[str, Any] = {"asked": asked, "predicted": guess.workspace}
-    shape = (rows, keys) if sweep_memory._reason(stage.device, guess) is None else SMALL
+    shape = (rows, keys) if sweep_memory.reason(stage.device, guess) is None else SMALL
     if shape == SMALL:
         lines.append(f"Measured where it fits, {SMALL[0]} rows x {SMALL[1]:,} keys:")
     else:
@@ -152,7 +151,7 @@ def flag(stage: Stage) -> Told:
         route = dispatch.last_route()
         assert route is not None
         routes[value] = (route, out)
-        contract = Contract.from_dict(registry._contract_of(route.name, "bf16"), stage.device, layout="bf16")
+        contract = registry.builtin(stage.device)[f"{route.name}-bf16"].contract
         verdict = compare_bounded(out, expected(given, contract), given, contract=contract)
         claim(verdict.status is Status.PASSED, f"{route.kernel} is within its bound: {verdict.message}")
     lines = [

@@ -89,7 +89,7 @@ def sweep(
                 point: dict[str, Any] = {"path": path, "rows": count, "keys": length}
                 point |= {"predicted_workspace": guess.workspace, "result": guess.result, "pages": guess.pages}
                 point |= {"predicted_seconds": guess.seconds, "workspace": None, "seconds": None}
-                point["not_measured"] = _reason(device, guess)
+                point["not_measured"] = reason(device, guess)
                 if point["not_measured"] is None:
                     point |= measured(path, count, length, heads, device)
                     say(f"parity sweep memory: {path}, {count:,} rows, {length:,} keys")
@@ -103,7 +103,7 @@ def sweep(
     return {"kind": KIND, "format": FORMAT, "heads": heads, "rows": points, "cards": cards, "device": device.type}
 
 
-def _reason(device: torch.device, guess: Predicted) -> str | None:
+def reason(device: torch.device, guess: Predicted) -> str | None:
     """Why a point is predicted only."""
     if device.type != "cuda":
         return "measured on CUDA only"
