@@ -106,7 +106,9 @@ def header_digest(folder: str) -> str:
     return cache.digest(*[(Path(folder) / name).read_bytes() for name in HEADERS if (Path(folder) / name).is_file()])
 
 
-def compile_variants(variants: tuple[Variant, ...], arch: str, source: str | None = None) -> Compiled:
+def compile_variants(
+    variants: tuple[Variant, ...], arch: str, source: str | None = None, *, use_cache: bool = True
+) -> Compiled:
     """Compile instantiations into one cubin for `arch` ("sm_90"), from the cache where it is there.
 
     Raises Unsupported if the packages are missing or the compiler refuses; the message holds its first lines.
@@ -114,20 +116,41 @@ def compile_variants(variants: tuple[Variant, ...], arch: str, source: str | Non
     reason = missing()
     if reason is not None:
         raise Unsupported(f"the fused store cannot be compiled: {reason}")
+    found = kept(variants, arch, source) if use_cache else None
+    if found is not None:
+        return found
     folders = include_folders()
     assert folders is not None
-    text = SOURCE.read_text() if source is None else source
-    names = tuple(variant.expression for variant in variants)
-    key = cache.digest(text.encode(), names, OPTIONS, arch, nvrtc_version(), [header_digest(f) for f in folders])
-    path = cache.folder("cubin") / f"{key}.cubin"
-    kept, about = cache.read(path), cache.read(path.with_suffix(".json"))
-    if kept is not None and about is not None:
-        found = json.loads(about)
-        return Compiled(kept, found["symbols"], found["log"])
-    made = _compile(text, names, arch, folders)
+    path = _path(variants, arch, source)
+    made = _compile(_text_of(source), _names(variants), arch, folders)
     cache.write(path.with_suffix(".json"), json.dumps({"symbols": made.symbols, "log": made.log}).encode())
     cache.write(path, made.cubin)
     return made
+
+
+def kept(variants: tuple[Variant, ...], arch: str, source: str | None = None) -> Compiled | None:
+    """What an earlier compilation of the same source, options, compiler and architecture left in the cache, or None."""
+    path = _path(variants, arch, source)
+    cubin, about = cache.read(path), cache.read(path.with_suffix(".json"))
+    if cubin is None or about is None:
+        return None
+    found = json.loads(about)
+    return Compiled(cubin, found["symbols"], found["log"])
+
+
+def _path(variants: tuple[Variant, ...], arch: str, source: str | None) -> Path:
+    """Where the cubin lies; everything that decides its bytes is in the name."""
+    headers = [header_digest(folder) for folder in include_folders() or ()]
+    key = cache.digest(_text_of(source).encode(), _names(variants), OPTIONS, arch, nvrtc_version(), headers)
+    return cache.folder("cubin") / f"{key}.cubin"
+
+
+def _names(variants: tuple[Variant, ...]) -> tuple[str, ...]:
+    return tuple(variant.expression for variant in variants)
+
+
+def _text_of(source: str | None) -> str:
+    return SOURCE.read_text() if source is None else source
 
 
 def _compile(text: str, names: tuple[str, ...], arch: str, folders: tuple[str, ...]) -> Compiled:

@@ -51,6 +51,12 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise CommandError(f"{path}: not JSON: {sentence(error)}") from error
 
 
+def refuse_in_ci(what: str) -> None:
+    """Goldens change on a developer's machine, under review; CommandError where CI is set."""
+    if os.environ.get("CI", "").lower() not in ("", "0", "false"):
+        raise CommandError(f"{what}: nothing is written while CI is set in the environment")
+
+
 def check_writable(*paths: str | None) -> None:
     """Refuse an output path whose folder is missing before the work is done, not after."""
     for path in paths:

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from parity import command
 from parity.command import CommandError, sentence, write_text
 
 TAG = "indexer-parity golden"
@@ -147,9 +148,8 @@ def check_content(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str,
 
 
 def refuse_in_ci(what: str) -> None:
-    """Goldens change on a developer's machine, under review; CommandError where CI is set."""
-    if os.environ.get("CI", "").lower() not in ("", "0", "false"):
-        raise CommandError(f"parity golden {what}: nothing is written while CI is set in the environment")
+    """CommandError where CI is set, in the words of `parity golden`."""
+    command.refuse_in_ci(f"parity golden {what}")
 
 
 def write_golden(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> tuple[int, str]:

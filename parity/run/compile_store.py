@@ -10,8 +10,9 @@ from typing import Any
 from impl.checks import Unsupported
 from impl.configs import SHARED_LIMIT_KIB
 from impl.fused_store import LANES, SMALL_LANES
-from impl.store_compile import ELEMENTS, Variant, compile_variants, missing, nvrtc_version
+from impl.store_compile import ELEMENTS, Variant, compile_variants, kept, missing, nvrtc_version
 from impl.store_modes import MODES
+from parity.run.compile import QUICK, UNKNOWN
 
 SHORT = {"float32": "f32", "bfloat16": "b16"}
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
@@ -31,13 +32,13 @@ def variants() -> tuple[Variant, ...]:
     )
 
 
-def store_rows(arches: Sequence[int]) -> list[dict[str, Any]]:
+def store_rows(arches: Sequence[int], *, use_cache: bool = True, quick: bool = False) -> list[dict[str, Any]]:
     """One row an instantiation and architecture (compute capability, such as 90).
 
     A row holds arch, config, kernel, layout, status, reason, registers, spill_stores, spill_loads and shared (bytes),
-    shared_limit (bytes), compiler, seconds. Status is `passed`; `failed` (does not compile, spills, uses a stack frame,
-    or more shared memory than the architecture has); `unsupported` for an architecture that is not known; `not run`
-    where the compiler is not installed.
+    shared_limit (bytes), compiler, seconds, cached. Status is `passed`; `failed` (does not compile, spills, uses a
+    stack frame, or more shared memory than the architecture has); `unsupported` for an architecture that is not known;
+    `not run` where the compiler is not installed, or with `quick`, which compiles for sm_120 alone, what is not kept.
     """
     rows: list[dict[str, Any]] = []
     for arch in arches:
@@ -45,8 +46,10 @@ def store_rows(arches: Sequence[int]) -> list[dict[str, Any]]:
             rows.append(_row(arch, "unsupported", f"no shared-memory limit is known for sm_{arch}"))
         elif reason := missing():
             rows.append(_row(arch, "not run", reason))
+        elif quick and arch != QUICK and kept(variants(), f"sm_{arch}") is None:
+            rows.append(_row(arch, "not run", UNKNOWN))
         else:
-            rows += _compiled(arch)
+            rows += _compiled(arch, use_cache)
     return rows
 
 
@@ -61,11 +64,12 @@ def _row(arch: int, status: str, reason: str) -> dict[str, Any]:
     }
 
 
-def _compiled(arch: int) -> list[dict[str, Any]]:
+def _compiled(arch: int, use_cache: bool) -> list[dict[str, Any]]:
     started = time.perf_counter()
     wanted = variants()
+    cached = use_cache and kept(wanted, f"sm_{arch}") is not None
     try:
-        made = compile_variants(wanted, f"sm_{arch}")
+        made = compile_variants(wanted, f"sm_{arch}", use_cache=use_cache)
     except Unsupported as error:
         return [_row(arch, "failed", str(error))]
     found = parse_log(made.log)
@@ -78,7 +82,7 @@ def _compiled(arch: int) -> list[dict[str, Any]]:
             "config": f"{name} {SHORT[variant.pooled]}/{SHORT[variant.weight]} x{variant.lanes}",
             "layout": variant.mode.layout,
         }
-        row |= {"compiler": f"nvrtc {nvrtc_version()}", "shared_limit": limit}
+        row |= {"compiler": f"nvrtc {nvrtc_version()}", "shared_limit": limit, "cached": cached}
         used = found.get(made.symbols[variant.expression])
         if used is None:
             rows.append(row | {"status": "failed", "reason": "ptxas's log does not name this kernel"})

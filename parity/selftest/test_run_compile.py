@@ -1,12 +1,16 @@
 """The compile gate: every configuration for sm_90 and sm_120 fits, and what it must refuse is refused."""
 
 import dataclasses
+import json
 
 import pytest
 
-from impl import configs
+from impl import cache, configs
+from parity import compile_golden
 from parity.command import CommandError
 from parity.run import compile as gate
+from parity.run import compile_store
+from parity.run.compile_triton import head_order, instruction
 
 pytest.importorskip("triton")
 
@@ -41,7 +45,7 @@ def test_unsupported_is_named():
 
 def test_too_much_shared_memory_and_spills_fail(monkeypatch, tmp_path):
     """A tile beyond 99 KiB, and one whose accumulators cannot fit the registers."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     narrow = configs.configurations(120, "bf16", 64)[0]
     large = dataclasses.replace(narrow, num_stages=4)
     fat = dataclasses.replace(narrow, row_tile=4, num_warps=4, num_stages=1)
@@ -72,21 +76,164 @@ def test_another_order_of_the_head_sum_fails():
 
 
 def test_head_order_is_read_from_the_layout():
-    assert gate.head_order(TTGIR.replace("LAYOUT", "linear")) == "register 1 8, lane 2 4, warp -"
+    assert head_order(TTGIR.replace("LAYOUT", "linear")) == "register 1 8, lane 2 4, warp -"
     with pytest.raises(ValueError, match="layout is not linear"):
-        gate.head_order(TTGIR.replace("LAYOUT", "blocked"))
+        head_order(TTGIR.replace("LAYOUT", "blocked"))
     with pytest.raises(ValueError, match="no reduction over heads"):
-        gate.head_order("module {}")
+        head_order("module {}")
 
 
-def test_command_line(monkeypatch, capsys, tmp_path):
-    row = {"arch": 90, "config": "decode-x", "layout": "bf16", "status": "passed", "reason": "", "registers": 9}
-    row |= {"spill_stores": 0, "spill_loads": 0, "shared": 1024, "shared_limit": 2048}
+PTX = """
+	wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%f1}, ...
+	wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%f2}, ...
+	wgmma.commit_group.sync.aligned;
+"""
+
+
+@pytest.mark.parametrize(
+    "ptx, wanted",
+    [
+        (PTX, "wgmma m64n64k16 bf16"),
+        ("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {...}", "mma.sync m16n8k32 e4m3"),
+        ("@%p1 tcgen05.mma.cta_group::1.kind::f8f6f4 [ %r1 + 0 ], ...", "tcgen05 f8f6f4"),
+        (PTX + "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "wgmma m64n64k16 bf16, mma.sync m16n8k16 bf16"),
+        ("fma.rn.f32 %f1, %f2, %f3, %f4; wgmma.wait_group.sync.aligned 0;", ""),
+    ],
+)
+def test_the_matrix_instruction_is_read_from_ptx(ptx, wanted):
+    assert instruction(ptx) == wanted
+
+
+ROW = {"arch": 90, "config": "decode-x", "kernel": "decode", "layout": "bf16", "status": "passed", "reason": ""}
+ROW |= {"registers": 9, "spill_stores": 0, "spill_loads": 0, "shared": 1024, "shared_limit": 2048}
+ROW |= {"compiler": "triton 3.9.0", "instruction": "wgmma m64n64k16 bf16"}
+
+
+@pytest.fixture
+def rows_given(monkeypatch):
+    """Replaces what the compilers would say about the kernels; the store has no rows."""
+
+    def give(**fields):
+        monkeypatch.setattr(gate, "compile_all", lambda arches, **_: [ROW | fields])
+
+    monkeypatch.setattr(compile_store, "store_rows", lambda arches, **_: [])
+    monkeypatch.delenv("CI", raising=False)
+    return give
+
+
+def test_command_line(rows_given, capsys, tmp_path):
+    words = ["--fixtures", str(tmp_path), "--json", str(tmp_path / "rows.json")]
     for status, code in (("passed", 0), ("failed", 1)):
-        monkeypatch.setattr(gate, "compile_all", lambda arches, use_cache, s=status: [row | {"status": s}])
-        assert gate.main(["--arch", "90", "--json", str(tmp_path / "rows.json")]) == code
-        assert f"1 {status}" in capsys.readouterr().out
-    assert (tmp_path / "rows.json").exists()
-    monkeypatch.setattr(gate, "compile_all", lambda arches, use_cache: [row | {"status": "unsupported"}])
+        rows_given(status=status)
+        assert gate.main(["--arch", "90", *words]) == code
+        out = capsys.readouterr().out
+        assert f"1 {status}" in out and "wgmma m64n64k16 bf16" in out
+        assert f"decode bf16  {status}" in out
+    assert json.loads((tmp_path / "rows.json").read_text())["counts"]["failed"] == 1
+    rows_given(status="unsupported")
     with pytest.raises(CommandError, match="nothing could be compiled here"):
-        gate.main([])
+        gate.main(words)
+
+
+def test_architectures_are_spelled_both_ways(capsys):
+    assert gate.architecture("90") == gate.architecture("sm_90") == 90
+    for wrong in ("sm_75", "ninety"):
+        with pytest.raises(SystemExit) as stop:
+            gate.main(["--arch", wrong])
+        assert stop.value.code == 2
+    assert "must be one of sm_80, " in capsys.readouterr().err
+
+
+def test_the_store_is_in_the_table(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(gate, "compile_all", lambda arches, **_: [])
+    monkeypatch.setattr(compile_store, "missing", lambda: "the package cuda-core is not installed")
+    with pytest.raises(CommandError, match="nothing could be compiled here"):
+        gate.main(["--fixtures", str(tmp_path)])
+    assert "fused store" in (out := capsys.readouterr().out) and "5 not run" in out
+
+
+def test_a_golden_is_compared_and_only_accepting_changes_it(rows_given, capsys, monkeypatch, tmp_path):
+    words = ["--arch", "sm_90", "--fixtures", str(tmp_path)]
+    path = tmp_path / "compile" / "triton-3.9.0.json"
+    rows_given()
+    assert gate.main(words) == 0 and not path.exists()
+    assert "no golden of any version of triton" in capsys.readouterr().out
+    with monkeypatch.context() as ci:
+        ci.setenv("CI", "true")
+        with pytest.raises(CommandError, match="nothing is written while CI is set"):
+            gate.main([*words, "--accept"])
+    assert gate.main([*words, "--accept"]) == 0 and path.exists()
+    assert gate.main(words) == 0
+    before = path.read_text()
+    rows_given(registers=18)
+    assert gate.main(words) == 1
+    out = capsys.readouterr().out
+    assert "failed: differs from triton-3.9.0.json: registers 9 -> 18; to accept: parity compile --accept" in out
+    rows_given(config="decode-y")
+    assert gate.main(words) == 1
+    out = capsys.readouterr().out
+    assert "sm_90 decode-y: not in the golden" in out and "sm_90 decode-x: gone" in out and "2 failed" in out
+    rows_given(registers=18, status="failed", reason="spills registers")
+    with pytest.raises(CommandError, match="nothing is accepted while 1 kernel failed"):
+        gate.main([*words, "--accept"])
+    assert path.read_text() == before
+    rows_given(registers=18)
+    assert gate.main([*words, "--accept"]) == 0
+    assert "sm_90 decode-x: registers 9 -> 18" in capsys.readouterr().out
+    assert compile_golden.read(path)["sm_90 decode-x"]["registers"] == 18
+
+
+def test_an_unknown_compiler_is_told_and_not_judged(rows_given, capsys, tmp_path):
+    words = ["--arch", "sm_90", "--fixtures", str(tmp_path)]
+    for version, registers in (("3.6.0", 7), ("3.9.0", 9)):
+        rows_given(compiler=f"triton {version}", registers=registers)
+        assert gate.main([*words, "--accept"]) == 0
+    rows_given(compiler="triton 3.9.1", registers=200)
+    assert gate.main(words) == 0
+    out = capsys.readouterr().out
+    assert "1 of 1 kernels differ from triton-3.9.0.json" in out and "registers 9 -> 200" in out
+    rows_given(compiler="triton 3.9.1", status="failed", reason="spills registers")
+    assert gate.main(words) == 1
+
+
+def test_accepting_one_architecture_keeps_the_others(rows_given, tmp_path):
+    for arch in (90, 120):
+        rows_given(arch=arch)
+        assert gate.main(["--arch", str(arch), "--fixtures", str(tmp_path), "--accept"]) == 0
+    assert list(compile_golden.read(tmp_path / "compile" / "triton-3.9.0.json")) == [
+        "sm_120 decode-x",
+        "sm_90 decode-x",
+    ]
+
+
+def test_a_broken_golden_is_named(rows_given, tmp_path):
+    rows_given()
+    path = tmp_path / "compile" / "triton-3.9.0.json"
+    path.parent.mkdir()
+    for content, said in (("{", "triton-3.9.0.json"), ("{}", "not a golden"), ('{"tag": "x"}', "not a golden")):
+        path.write_text(content)
+        with pytest.raises(CommandError, match=said):
+            gate.main(["--fixtures", str(tmp_path)])
+
+
+def test_quick_compiles_for_one_architecture_and_takes_the_rest_from_the_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    asked = []
+
+    def compiled(wanted, timeout):
+        asked.append([arch for arch, _ in wanted])
+        figures = ROW | {"head_order": "o", "heads": 8}
+        return {gate._key(a, c): figures | {"arch": a, "config": str(c), "kernel": c.kernel} for a, c in wanted}
+
+    monkeypatch.setattr(gate, "_compile_in_children", compiled)
+    given = {"layouts": ["bf16"], "heads": [8], "quick": True}
+    rows = gate.compile_all([90, 120], **given)
+    assert {(row["arch"], row["status"]) for row in rows} == {(90, "not run"), (120, "passed")}
+    assert set(asked[0]) == {120}
+    gate.compile_all([90], layouts=["bf16"], heads=[8])
+    rows = gate.compile_all([90, 120], **given)
+    assert {(row["arch"], row["status"], row["cached"]) for row in rows} == {
+        (90, "passed", True),
+        (120, "passed", True),
+    }
+    assert asked[2] == []
