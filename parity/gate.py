@@ -36,6 +36,7 @@ class Options:
     layout: str | None = None
     stage: str | None = None
     contract: str | None = None
+    arithmetic: str | None = None
     device: str = "auto"
     require_device: str | None = None
     profile: str = "ci"
@@ -64,7 +65,7 @@ def gate(options: Options) -> int:
             rows += run_golden(options, device, Path(folder))
         # A user's own function has no configurations that could be listed; smoke is for the minute at one's desk.
         if options.compile and options.impl is None and options.profile != "smoke" and not options.level:
-            rows += run_compile(Path(folder))
+            rows += run_compile(options, Path(folder))
     status, code, line = summary.verdict(rows)
     report |= {
         "kind": summary.KIND,
@@ -116,6 +117,7 @@ def run_suite(options: Options, device: str, folder: Path) -> dict[str, Any]:
         ("layout", options.layout),
         ("stage", options.stage),
         ("contract", options.contract),
+        ("arithmetic", options.arithmetic),
         ("seed", options.seed),
         ("seconds", options.seconds),
     ):
@@ -199,14 +201,19 @@ def run_golden(options: Options, device: str, folder: Path) -> list[dict[str, An
     return list(read_json(out)["rows"]) if out.is_file() else golden_lost(code)
 
 
-def run_compile(folder: Path) -> list[dict[str, Any]]:
+def run_compile(options: Options, folder: Path) -> list[dict[str, Any]]:
     """The rows of `parity compile`, added up: one for an implementation and architecture."""
     out = folder / "compile.json"
     say("parity gate: compiling every kernel for every architecture")
     command = [sys.executable, "-m", "parity", "compile", "--json", str(out)]
+    if options.fixtures is not None:
+        command += ["--fixtures", options.fixtures]
     code = call(command, suite_environment(os.environ), output=subprocess.DEVNULL)
     if out.is_file():
-        return compile_rows(read_json(out)["rows"])
+        report = read_json(out)
+        for note in report.get("notes", ()):
+            say(note)
+        return compile_rows(report["rows"])
     status, message = "error", f"`parity compile` ended with exit code {code} and left no report"
     if code == summary.USAGE:
         status, message = "not run", "no kernel could be compiled here, see `parity compile`"
@@ -219,7 +226,8 @@ def compile_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     grouped: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         store = row.get("kernel") == "store"
-        name = "store-" + str(row["config"]).split()[0].replace("_", "-") if store else f"triton-{row['layout']}"
+        mode = str(row.get("config") or "").partition(" ")[0].replace("_", "-")
+        name = f"store-{mode}".rstrip("-") if store else f"triton-{row['layout']}"
         grouped.setdefault((name, "store" if store else "logits", f"compile sm_{row['arch']}"), []).append(row)
     found = []
     for (name, stage, check), group in grouped.items():
@@ -227,7 +235,7 @@ def compile_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         said = (
             f"{worst.get('config') or ''}: {worst['reason']}".removeprefix(": ") if worst["status"] != "passed" else ""
         )
-        fields = {"implementation": name, "stage": stage, "layout": worst["layout"], "level": "resources"}
+        fields = {"implementation": name, "stage": stage, "layout": worst.get("layout"), "level": "resources"}
         numbers = {"examples": sum(row["status"] in ("passed", "failed") for row in group)}
         arch = check.rpartition("_")[2]
         repro = f"parity compile --arch {arch}"

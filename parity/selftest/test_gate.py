@@ -182,6 +182,7 @@ CONFIGURATIONS = [
     {"arch": 90, "layout": "fp8", "kernel": "prefill", "config": "b", "status": "failed", "reason": "spills 8 bytes"},
     {"arch": 80, "layout": "fp8", "status": "unsupported", "reason": "no e4m3"},
     {"arch": 90, "layout": "fp4", "kernel": "store", "config": "fp4_fused f32", "status": "passed", "reason": ""},
+    {"arch": 90, "kernel": "store", "status": "not run", "reason": "no compiler"},
 ]
 
 
@@ -191,6 +192,7 @@ def test_the_compile_gate_is_added_up_by_implementation_and_architecture():
         ("triton-fp8", "compile sm_90"): ("failed", 2, "b: spills 8 bytes"),
         ("triton-fp8", "compile sm_80"): ("unsupported", 0, "no e4m3"),
         ("store-fp4-fused", "compile sm_90"): ("passed", 1, ""),
+        ("store", "compile sm_90"): ("not run", 0, "no compiler"),
     }
     assert found["triton-fp8", "compile sm_90"]["repro"] == "parity compile --arch 90"
 
@@ -200,18 +202,19 @@ def test_the_compile_gate_is_added_up_by_implementation_and_architecture():
 )
 def test_how_the_compiling_child_ends_decides(code, rows, status, tmp_path, monkeypatch):
     def call(command, environment, output):
+        assert command[-2:] == ["--fixtures", "f"]
         if rows is not None:
             Path(command[command.index("--json") + 1]).write_text(json.dumps({"rows": rows}))
         return code
 
     monkeypatch.setattr(gate, "call", call)
-    assert status in {row["status"] for row in gate.run_compile(tmp_path)}
+    assert status in {row["status"] for row in gate.run_compile(gate.Options(fixtures="f"), tmp_path)}
 
 
 def test_the_compile_gate_runs_where_it_belongs(options, monkeypatch):
     asked: list[Path] = []
 
-    def compile_nothing(folder: Path) -> list[dict]:
+    def compile_nothing(given: gate.Options, folder: Path) -> list[dict]:
         asked.append(folder)
         return []
 
