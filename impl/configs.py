@@ -39,6 +39,14 @@ class Config:
     def columns(self) -> int:
         return self.row_tile * self.heads
 
+    @property
+    def shared_bytes(self) -> int:
+        """Most shared memory that a block can take: one operand stays, the other is there once a stage, and the tile's
+        sums pass through on their way out. Compiling the kernels checks that none takes more."""
+        keys, queries = (128 * (2 if self.layout == "bf16" else 1) * n for n in (self.block, self.columns))
+        stays, streams = (queries, keys) if self.kernel == "decode" else (keys, queries)
+        return stays + self.num_stages * streams + 4 * self.block * self.row_tile
+
     def __str__(self) -> str:
         return (
             f"{self.kernel}-{self.layout}-h{self.heads}-b{self.block}-r{self.row_tile}"
@@ -104,6 +112,15 @@ def _prefill(fam: str, layout: str, heads: int, row_tile: int) -> Config:
     return Config("prefill", layout, heads, block, row_tile, trips, warps, stages)
 
 
+def require_fit(config: Config, arch: int) -> None:
+    """Unsupported for a configuration that needs more shared memory than a block can have on this architecture."""
+    limit = SHARED_LIMIT_KIB.get(arch)
+    if limit is not None and config.shared_bytes > limit * 1024:
+        raise Unsupported(
+            f"{config} needs {config.shared_bytes / 1024:.0f} KiB of shared memory, a block on sm_{arch} has {limit}"
+        )
+
+
 @cache
 def configurations(arch: int, layout: str, heads: int) -> tuple[Config, ...]:
     """Every configuration that `plan` can pick on this architecture: narrow decode, wide decode, prefill."""
@@ -133,9 +150,15 @@ def plan(shapes: Shapes, arch: int, processors: int) -> Plan:
     narrow, *wide, rows = configurations(arch, shapes.layout, shapes.heads)
     many = shapes.next_n >= (4 if arch == INTERPRETER else PREFILL_ROWS)
     if many and -(-shapes.max_context_len // rows.block) <= GRID_Y:
-        return _plan_prefill(rows, shapes, processors, arch)
-    config = wide[0] if wide and shapes.next_n > narrow.row_tile else narrow
-    return _plan_decode(config, shapes, processors, arch)
+        return plan_with(rows, shapes, processors, arch)
+    return plan_with(wide[0] if wide and shapes.next_n > narrow.row_tile else narrow, shapes, processors, arch)
+
+
+def plan_with(config: Config, shapes: Shapes, processors: int, arch: int) -> Plan:
+    """Grid and trips of a call with a given configuration: Unsupported where the architecture has no room for it."""
+    require_fit(config, arch)
+    planner = _plan_decode if config.kernel == "decode" else _plan_prefill
+    return planner(config, shapes, processors, arch)
 
 
 def _plan_decode(config: Config, shapes: Shapes, processors: int, arch: int) -> Plan:

@@ -57,8 +57,7 @@ def plan_for(shapes: Shapes, device: torch.device, config: configs.Config | None
     arch, processors = target(device)
     if config is None:
         return configs.plan(shapes, arch, processors)
-    planner = configs._plan_decode if config.kernel == "decode" else configs._plan_prefill
-    return planner(config, shapes, processors, arch)
+    return configs.plan_with(config, shapes, processors, arch)
 
 
 def target(device: torch.device) -> tuple[int, int]:

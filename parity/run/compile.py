@@ -60,11 +60,13 @@ def compile_all(
                 rows.append({"arch": arch, "kernel": "", "layout": layout, "status": status, "reason": reason})
                 continue
             wanted += [(arch, c) for count in heads for c in configs.configurations(arch, layout, count)]
-    known = _load_cache() if use_cache and wanted else {}
+    # Named before anything is compiled: a source that changes meanwhile must not own these results.
+    file = cache_file() if use_cache and wanted else None
+    known = _load_cache(file)
     missing = [(arch, config) for arch, config in wanted if _key(arch, config) not in known]
     fresh = _compile_in_children([item for item in missing if not quick or item[0] == QUICK], timeout)
-    if use_cache and fresh:
-        cache.write(cache_file(), json.dumps(known | fresh, indent=1).encode())
+    if file and fresh:
+        cache.write(file, json.dumps(known | fresh, indent=1).encode())
     later = {"status": "not run", "reason": UNKNOWN}
     for arch, config in wanted:
         key = _key(arch, config)
@@ -189,10 +191,10 @@ def cache_file() -> Path:
     return cache.folder("compile") / f"{digest()}.json"
 
 
-def _load_cache() -> dict[str, dict[str, Any]]:
+def _load_cache(file: Path | None) -> dict[str, dict[str, Any]]:
     """Known rows; an unreadable file counts as none, since everything in it can be computed again."""
     try:
-        known = json.loads(cache.read(cache_file()) or b"{}")
+        known = json.loads((cache.read(file) if file else None) or b"{}")
     except ValueError:
         return {}
     return known if isinstance(known, dict) else {}

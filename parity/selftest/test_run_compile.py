@@ -4,15 +4,20 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
-from impl import cache, configs
+from impl import cache, configs, dispatch
+from impl.checks import Unsupported
 from parity import compile_golden
+from parity.cases.case import parse_case
+from parity.cases.operands import build
 from parity.command import CommandError
 from parity.run import compile as gate
 from parity.run import compile_store
 from parity.run.compile_triton import head_order, instruction
 
 pytest.importorskip("triton")
+launch = pytest.importorskip("impl.launch")
 
 TTGIR = """
 #blocked = #ttg.blocked<{sizePerThread = [1, 1, 1]}>
@@ -29,11 +34,51 @@ TTGIR = """
 @pytest.mark.parametrize("arch", [90, 120])
 def test_every_configuration_fits(arch):
     rows = gate.compile_all([arch])
+    named = {str(config): config for config in configs.every(arch)}
     assert len(rows) == len(configs.every(arch))
     assert [row for row in rows if row["status"] != "passed"] == []
     for row in rows:
         assert 0 < row["shared"] <= row["shared_limit"] and row["spill_stores"] == row["spill_loads"] == 0
+        assert row["shared"] <= named[row["config"]].shared_bytes <= row["shared_limit"]
         assert 0 < row["registers"] <= 255
+
+
+LARGE = configs.Config("decode", "bf16", 64, block=128, row_tile=1, trips=16, num_warps=4, num_stages=5)
+
+
+def test_128_kib_are_refused_for_sm_120_by_the_compiler(monkeypatch):
+    """Four of five stages of 32 KiB are buffers: 128 KiB and the queries, on a card whose blocks have 99."""
+    monkeypatch.setattr(configs, "configurations", lambda arch, layout, heads: (LARGE,))
+    (row,) = gate.compile_all([120], layouts=["bf16"], heads=[64], use_cache=False)
+    assert row["status"] == "failed" and 128 * 1024 <= row["shared"] <= LARGE.shared_bytes
+    assert row["reason"] == f"needs {row['shared']} bytes of shared memory, sm_120 has 101376"
+    shown = gate.table([row])
+    assert row["reason"] in shown and "failed" in shown and " 99 " in shown
+
+
+def test_128_kib_are_refused_for_sm_120_by_dispatch(monkeypatch):
+    """On a card that has no room for it the call goes to PyTorch, or to nobody in strict mode, and both say why."""
+    monkeypatch.setattr(launch, "target", lambda device: (120, 170))
+    monkeypatch.setattr(configs, "configurations", lambda arch, layout, heads: (LARGE, LARGE))
+    monkeypatch.setenv(dispatch.FLAG, "1")
+    monkeypatch.setenv(dispatch.STRICT_FLAG, "0")
+    monkeypatch.setattr(dispatch, "_warned", set())
+    named = build(parse_case("v1 lens=70 heads=64"), torch.device("cpu")).kwargs()
+    said = f"{LARGE} needs 176 KiB of shared memory, a block on sm_120 has 99"
+    with pytest.warns(RuntimeWarning, match=said):
+        dispatch.paged_mqa_logits(**named)
+    route = dispatch.last_route()
+    assert route is not None and (route.name, route.reason) == ("torch", said)
+    monkeypatch.setenv(dispatch.STRICT_FLAG, "1")
+    with pytest.raises(Unsupported, match=said):
+        dispatch.paged_mqa_logits(**named)
+    configs.require_fit(LARGE, 90)
+
+
+@pytest.mark.parametrize("arch", sorted(configs.SHARED_LIMIT_KIB))
+def test_dispatch_offers_only_what_fits(arch):
+    for config in configs.every(arch):
+        configs.require_fit(config, arch)
 
 
 def test_unsupported_is_named():
@@ -226,12 +271,11 @@ def test_quick_compiles_for_one_architecture_and_takes_the_rest_from_the_cache(m
         return {gate._key(a, c): figures | {"arch": a, "config": str(c), "kernel": c.kernel} for a, c in wanted}
 
     monkeypatch.setattr(gate, "_compile_in_children", compiled)
-    given = {"layouts": ["bf16"], "heads": [8], "quick": True}
-    rows = gate.compile_all([90, 120], **given)
+    rows = gate.compile_all([90, 120], layouts=["bf16"], heads=[8], quick=True)
     assert {(row["arch"], row["status"]) for row in rows} == {(90, "not run"), (120, "passed")}
     assert set(asked[0]) == {120}
     gate.compile_all([90], layouts=["bf16"], heads=[8])
-    rows = gate.compile_all([90, 120], **given)
+    rows = gate.compile_all([90, 120], layouts=["bf16"], heads=[8], quick=True)
     assert {(row["arch"], row["status"], row["cached"]) for row in rows} == {
         (90, "passed", True),
         (120, "passed", True),
