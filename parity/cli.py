@@ -16,7 +16,7 @@ from parity.command import USAGE, CommandError, check_writable, read_json, write
 PROFILES = ("smoke", "ci", "nightly", "debug")
 STAGES = ("logits", "topk", "store", "compressor")
 LAYOUTS = ("bf16", "fp8", "fp4")
-LEVELS = ("layout", "rounding", "selection", "invariance", "semantics", "resources")
+LEVELS = ("layout", "rounding", "bits", "selection", "invariance", "semantics", "resources")
 # Commands whose modules own their options: module, function, help.
 DELEGATED = {
     "probe": ("parity.run.probe", "main", "find the arithmetic of this card's matrix units"),
@@ -84,6 +84,15 @@ def profile_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seconds", type=positive, help="draw until this time is used up instead of a fixed count")
 
 
+def arithmetic_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--arithmetic",
+        choices=("auto", "bound"),
+        default="auto",
+        help="auto: dots are exact where the card confirms a model of them; bound: the proved bound alone",
+    )
+
+
 def json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON too")
 
@@ -108,11 +117,13 @@ def build_parser() -> Parser:
     sub.add_argument("--case", required=True, metavar="STRING", help="a problem string, as failures print it")
     sub.add_argument("--check", metavar="LEVEL/NAME", action="append", default=[], help="only this one (repeatable)")
     implementation_options(sub)
+    arithmetic_option(sub)
     device_options(sub)
     json_option(sub)
 
     sub = command("gate", "the pre-merge check: the whole suite and the goldens, one table, one verdict")
     implementation_options(sub)
+    arithmetic_option(sub)
     device_options(sub)
     profile_options(sub)
     sub.add_argument("--level", choices=LEVELS, action="append", default=[], help="only this level (repeatable)")

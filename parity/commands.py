@@ -96,6 +96,7 @@ def run_case(options: argparse.Namespace) -> int:
     """One case, one implementation, every check that applies."""
     from parity.run.worker import opened
     from parity.suite import check as checks
+    from parity.suite.arithmetic import examine, sharpened
 
     with blame("--case"):
         case = parse_case(options.case)
@@ -108,6 +109,11 @@ def run_case(options: argparse.Namespace) -> int:
         options.layout = case.layout
     impl = implementation(options, device)
     mismatch(case, impl)
+    # Judged as the suite judges it: by the card's own arithmetic where that is verified.
+    examined = examine(device, [impl], options.arithmetic)
+    impl = sharpened(impl, examined, devices.architecture(device))
+    for line in examined.lines():
+        say(line)
     with blame("--check"):
         wanted = [checks.find_check(name) for name in options.check]
     wanted = wanted or checks.all_checks(stage=case.stage)

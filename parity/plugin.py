@@ -36,6 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     option("seed", "N", "seed of the cases (default: 0; random in nightly)", type=int)
     option("seconds", "S", "time for drawing cases in the whole session; checks get their shares of it", type=float)
     option("examples", "N", "examples for each implementation and level", type=int)
+    option(
+        "arithmetic",
+        "MODE",
+        "auto (default): dots are exact where the card confirms a model; bound: never",
+        choices=("auto", "bound"),
+    )
     option("json", "FILE", "write what every check found to this file")
 
 
@@ -79,6 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _open(config: pytest.Config) -> Any:
     """The session that the options ask for. Every bad option ends here as a usage error of one sentence."""
     from parity.run import device
+    from parity.suite.arithmetic import Examined
     from parity.suite.profiles import profile
     from parity.suite.session import open_session
 
@@ -104,6 +111,8 @@ def _open(config: pytest.Config) -> Any:
                 examples=options.parity_examples,
             ),
             processes=worker.get("workercount", 1),
+            arithmetic=options.parity_arithmetic or "auto",
+            examined=Examined.from_dict(worker["parity_examined"]) if "parity_examined" in worker else None,
         )
     except ValueError as error:
         raise pytest.UsageError(f"parity: {error}") from error
@@ -163,8 +172,9 @@ class Reporter:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """xdist: every worker draws with the seed that the header names."""
+        """xdist: every worker draws with the seed that the header names, and the card is asked once."""
         node.workerinput["parity_seed"] = self.session.profile.seed
+        node.workerinput["parity_examined"] = self.session.arithmetic.as_dict()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not self.reports_here or (report.when != "call" and not report.failed):

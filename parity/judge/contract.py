@@ -45,6 +45,7 @@ class Contract:
     arithmetic         of the dot over the 128 dims: ``Ieee()`` or ``Grouped(...)``
     arithmetic_name    what a verdict calls it
     assumed            the arithmetic was measured on another architecture and is only assumed here
+    named              the contract itself names the arithmetic; False where it is a default
     dot_verified       the ``Grouped`` model was checked on this very device, so the dot has no error left beside the
                        model
     operand_dtype      keys are dequantised and rounded to it before the dot (None: used as stored)
@@ -66,6 +67,7 @@ class Contract:
     fake_fp4           a store of bf16 or fp8 pages quantises to the fp4 grid and back first
     mean_order         of a published store's mean of squares: "any", or "halving", the order of impl/fused_store.cu
     schedule_meta      "module:function" building the ``schedule_meta`` argument (None: the function has none)
+    dots               "module:function" returning the dots of every head (None: there is none)
     """
 
     layout: str
@@ -73,6 +75,7 @@ class Contract:
     arithmetic: Arithmetic = IEEE
     arithmetic_name: str = "ieee"
     assumed: bool = False
+    named: bool = False
     dot_verified: bool = False
     operand_dtype: torch.dtype | None = None
     dot_dtype: torch.dtype | None = None
@@ -91,6 +94,7 @@ class Contract:
     fake_fp4: bool = False
     mean_order: str = "any"
     schedule_meta: str | None = None
+    dots: str | None = None
 
     def __post_init__(self) -> None:
         _one_of("layout", self.layout, LAYOUTS)
@@ -101,6 +105,9 @@ class Contract:
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("scale", self.scale, SCALES)
         _one_of("mean_order", self.mean_order, MEAN_ORDERS)
+        for key, named in (("schedule_meta", self.schedule_meta), ("dots", self.dots)):
+            if named is not None and (not isinstance(named, str) or ":" not in named):
+                raise ValueError(f"contract key '{key}' must be module:function or file.py:function, got {named!r}")
         if self.fake_fp4 and self.layout == "fp4":
             raise ValueError("contract key 'fake_fp4' must be false for fp4 pages: they hold the fp4 values")
         if not isinstance(self.arithmetic, Ieee | Grouped):
@@ -157,7 +164,7 @@ class Contract:
                 raise ValueError(f"contract key '{key}' is {values[key]!r} but {wanted!r} was asked for")
         if "layout" not in values:
             raise ValueError("contract key 'layout' is missing: expected bf16, fp8 or fp4")
-        known = {f.name for f in dataclasses.fields(cls)} - {"arithmetic_name", "assumed", "dot_verified"}
+        known = {f.name for f in dataclasses.fields(cls)} - {"arithmetic_name", "assumed", "named", "dot_verified"}
         for key in values:
             if key not in known:
                 raise ValueError(f"contract key '{key}' is unknown: expected one of {', '.join(sorted(known))}")
@@ -176,7 +183,8 @@ class Contract:
             arithmetic, name, assumed = default_arithmetic(values["layout"], device, capability=capability)
         else:
             arithmetic, name, assumed = _arithmetic(wanted_arithmetic, device, capability)
-        return cls(arithmetic=arithmetic, arithmetic_name=name, assumed=assumed, **values)
+        named = wanted_arithmetic != "auto"
+        return cls(arithmetic=arithmetic, arithmetic_name=name, assumed=assumed, named=named, **values)
 
     @classmethod
     def from_toml(cls, path: str | Path, device: torch.device | str = "cpu", **keywords: Any) -> Contract:

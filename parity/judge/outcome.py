@@ -181,6 +181,8 @@ def merge(verdicts: Iterable[Verdict], contract: Contract | None = None) -> Verd
     first = judged[0]
     base = dataclasses.replace(first, status=Status.PASSED, message="", note="", where={}, case="", repro="", **summary)
     reason, note = _vacuous(base, any(v.resolution is None and v.cells for v in judged), contract)
+    if left := [verdict for verdict in examples if verdict.status is Status.NOT_RUN]:
+        note = "; ".join(filter(None, [note, f"{len(left)} of {len(examples)} examples not run: {left[0].message}"]))
     if reason:
         return dataclasses.replace(base, status=Status.VACUOUS, message=f"{reason}, over {len(judged)} examples")
     return dataclasses.replace(base, note=note)

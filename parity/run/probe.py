@@ -41,8 +41,10 @@ class Verified(NamedTuple):
         return f"{self.name} {self.model}, {state}"
 
 
-def verify_device_model(device: torch.device | str = "cuda", *, dots: int = DOTS, seed: int = 0) -> list[Verified]:
-    """Checks the stored models of this architecture for the operands that the kernels use: bf16 and e4m3.
+def verify_device_model(
+    device: torch.device | str = "cuda", *, names: Iterable[str] | None = None, dots: int = DOTS, seed: int = 0
+) -> list[Verified]:
+    """Checks the stored models of this architecture: those named, or those of the kernels' operands, bf16 and e4m3.
 
     Hypotheses are tried like measured models: what counts is that the dots of today's card, driver and compiler agree.
     Empty without a CUDA device or without a stored model; about a second each, most of it compiling one tile."""
@@ -51,24 +53,43 @@ def verify_device_model(device: torch.device | str = "cuda", *, dots: int = DOTS
         return []
     from parity.run.probe_kernel import triton_card
 
-    return verify_models(
-        devices.architecture(device), lambda operand: triton_card(operand, device), dots=dots, seed=seed
-    )
+    def card_of(operand: str, imprecise: int | None = None) -> Card:
+        return triton_card(operand, device, imprecise=imprecise)
+
+    return verify_models(devices.architecture(device), card_of, names=names, dots=dots, seed=seed)
 
 
 def verify_models(
-    architecture: str, card_of: Callable[[str], Card], *, dots: int = DOTS, seed: int = 0
+    architecture: str,
+    card_of: Callable[..., Card],
+    *,
+    names: Iterable[str] | None = None,
+    dots: int = DOTS,
+    seed: int = 0,
 ) -> list[Verified]:
-    """``verify_device_model`` for any architecture name and any way to get a card for an operand."""
+    """``verify_device_model`` for any architecture name and any way to get a card for an operand.
+
+    ``card_of(operand)``, or ``card_of(operand, n)`` for a model of ``max_num_imprecise_acc=n``."""
     found = []
+    wanted = usual_models(architecture) if names is None else set(names)
     for stored in stored_models():
-        if stored.architecture != architecture or stored.max_num_imprecise_acc is not None:
+        if stored.architecture != architecture or stored.name not in wanted:
             continue
-        if stored.operand not in OPERANDS.values():
-            continue
-        wrong, compared = count_mismatches(card_of(stored.operand), stored.arithmetic, dots, seed)
+        mode = () if stored.max_num_imprecise_acc is None else (stored.max_num_imprecise_acc,)
+        wrong, compared = count_mismatches(card_of(stored.operand, *mode), stored.arithmetic, dots, seed)
         found.append(Verified(stored.operand, stored.arithmetic, not wrong, compared, wrong, stored.name))
     return found
+
+
+def usual_models(architecture: str) -> set[str]:
+    """Names of the stored models of the kernels' own dots on an architecture: bf16 and e4m3 in the default mode."""
+    return {
+        stored.name
+        for stored in stored_models()
+        if stored.architecture == architecture
+        and stored.max_num_imprecise_acc is None
+        and stored.operand in OPERANDS.values()
+    }
 
 
 def verified_contract(contract: Contract, found: Iterable[Verified]) -> Contract:

@@ -34,7 +34,7 @@ class Implementation:
     """One function under judgement.
 
     name        what reports call it; for a user's function its spec
-    stage       "logits", "topk" or "store"
+    stage       "logits", "topk", "store" or "compressor"; "dots" of a companion that returns the dots of every head
     layout      "bf16", "fp8" or "fp4" (meaningless for top-k)
     contract    what it promises
     function    callable by keyword, or None: a worker loads `spec` in its own process
@@ -43,6 +43,7 @@ class Implementation:
     kernel      "torch", "triton" or "unknown": what is known about how it works, for budgets and sizes of cases
     workspace   bytes that it may allocate beside inputs and result
     route       callable -> (route, complaint) asked after every call, or None
+    dots        callable returning the dots of every head, or None; a user's is named by its contract
     absent      why it cannot run here at all, or None
     arguments   the words that repeat the choice on a command line
     """
@@ -57,6 +58,7 @@ class Implementation:
     kernel: str = "unknown"
     workspace: int = memory.WORKSPACE
     route: Callable[[], tuple[str | None, str | None]] | None = None
+    dots: Callable[..., Any] | None = None
     absent: str | None = None
     arguments: tuple[str, ...] = field(default=())
 
@@ -90,6 +92,7 @@ def builtin(device: torch.device) -> dict[str, Implementation]:
             kernel=kernel,
             workspace=0 if kernel == "triton" else memory.WORKSPACE,
             route=_route_check(kernel),
+            dots=_dots_of(layout) if kernel == "triton" and missing is None else None,
             absent=missing if kernel == "triton" else None,
             arguments=("--impl", name),
         )
@@ -128,6 +131,12 @@ def _contract_of(kernel: str, layout: str) -> dict[str, Any]:
             return {"layout": layout, "batch_invariant": True}
         module, name = f"impl.logits_{layout}", f"{layout}_paged_mqa_logits"
     return dict(getattr(importlib.import_module(module), name).parity_contract)
+
+
+def _dots_of(layout: str) -> Callable[..., Any]:
+    """The debug function that returns the dots of our Triton kernel for a layout."""
+    found: Callable[..., Any] = getattr(importlib.import_module(f"impl.logits_{layout}"), f"{layout}_paged_mqa_dots")
+    return found
 
 
 def _dispatched(triton: bool) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -71,6 +71,9 @@ class Runner(Protocol):
     def replay(self, wide: cases.Case, narrow: cases.Case) -> Outcome:
         """Capture a CUDA graph on one case, replay it on another of the same shapes."""
 
+    def companion(self) -> "Runner | None":
+        """The runner of the function that returns the dots of every head (stage "dots"), or None if there is none."""
+
     def close(self) -> None:
         """Give back what the runner holds."""
 
@@ -95,6 +98,8 @@ def poisoned_allocations() -> Iterator[None]:
 def arguments(impl: Implementation, operands: Any) -> dict[str, Any]:
     """Keyword arguments of the calling convention; `schedule_meta` and `out` only if the function names them."""
     named = dict(operands.kwargs())
+    if impl.stage == "dots":
+        return {name: value for name, value in named.items() if name not in ("weights", "clean_logits")}
     if "schedule_meta" in impl.parameters:
         builder = impl.contract.schedule_meta
         if builder is None:
@@ -123,7 +128,8 @@ def inspect(output: Any, operands: Any, stage: str) -> str | None:
         shape = (rows, operands.k)
         named = [("slots", output[0], torch.int32, shape), ("positions", output[1], torch.int32, shape)]
     else:
-        named = [("result", output, torch.float32, (rows, operands.max_context_len))]
+        heads = (operands.case.heads,) if stage == "dots" else ()
+        named = [("result", output, torch.float32, (rows, *heads, operands.max_context_len))]
     for name, value, dtype, shape in named:
         if not isinstance(value, torch.Tensor):
             return f"{name}: expected a {dtype} tensor {list(shape)}, got {_kind(value)}"
@@ -265,6 +271,13 @@ class InProcess:
         if impl.function is None:
             raise ValueError(f"{impl.name} has no function in this process; it needs a worker")
         self.impl, self.device = impl, device
+
+    def companion(self) -> "Runner | None":
+        """The runner of the function that returns the dots of every head, or None if there is none."""
+        if self.impl.dots is None:
+            return None
+        beside = replace(self.impl, stage="dots", function=self.impl.dots, route=None, parameters=frozenset())
+        return InProcess(beside, self.device)
 
     def run(self, case: cases.Case, *, measure: bool = False, repeats: int = 1, dry: bool = False) -> Outcome:
         """Build the case's operands on the device and call the function; see `execute`."""

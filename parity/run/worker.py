@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,12 @@ class Worker:
         self.impl, self.device, self.timeout = impl, device, timeout
         self._child = shared()
 
+    def companion(self) -> "Worker | None":
+        """The runner of the function that the contract names for the dots of every head, or None."""
+        if self.impl.contract.dots is None:
+            return None
+        return Worker(replace(self.impl, stage="dots", spec=self.impl.contract.dots), self.device, self.timeout)
+
     def run(self, case: cases.Case, *, measure: bool = False, repeats: int = 1, dry: bool = False) -> running.Outcome:
         """One case in the child. The operands of the outcome are built here, after the function has answered."""
         outcome = self._ask(
@@ -288,7 +295,8 @@ def _parameters(function: Any) -> list[str]:
 def _implementation(message: dict[str, Any], parameters: list[str]) -> Implementation:
     from parity.judge.contract import Contract
 
-    contract = Contract(layout=message["layout"], stage=message["stage"], schedule_meta=message["schedule_meta"])
+    stage = "logits" if message["stage"] == "dots" else message["stage"]
+    contract = Contract(layout=message["layout"], stage=stage, schedule_meta=message["schedule_meta"])
     return Implementation(
         name=message["spec"],
         stage=message["stage"],

@@ -128,7 +128,7 @@ def test_the_nightly_profile_remembers_failures(tmp_path):
 def config_of(**given):
     """As much of a pytest config as opening a session reads."""
     names = [*("impl", "layout", "stage", "contract", "device", "require_device"), *("profile", "seed", "seconds")]
-    values = {f"parity_{name}": given.get(name) for name in [*names, "examples", "json"]}
+    values = {f"parity_{name}": given.get(name) for name in [*names, "examples", "json", "arithmetic"]}
     return SimpleNamespace(option=SimpleNamespace(**values))
 
 

@@ -17,7 +17,7 @@ from parity.run.registry import Implementation
 from parity.run.runner import Outcome, Runner
 from parity.suite.profiles import Profile
 
-LEVELS = ("layout", "rounding", "selection", "invariance", "semantics", "resources")
+LEVELS = ("layout", "rounding", "bits", "selection", "invariance", "semantics", "resources")
 
 ORACLE_PRODUCTS = {"cpu": 2.5e8, "cuda": 4.0e9}
 """Products of the float64 evaluation that one case may cost; beyond it rows are sampled."""

@@ -13,10 +13,11 @@ import torch
 
 from parity.judge.outcome import Status
 from parity.run import registry
-from parity.run.device import provenance
+from parity.run.device import architecture, provenance
 from parity.run.registry import Implementation
 from parity.run.runner import Runner
 from parity.run.worker import runner_for
+from parity.suite.arithmetic import Examined, examine, sharpened
 from parity.suite.check import Check, all_checks
 from parity.suite.profiles import Profile
 from parity.suite.search import Finding, run_check
@@ -32,6 +33,7 @@ class Session:
     device: torch.device
     profile: Profile
     processes: int = 1
+    arithmetic: Examined = field(default_factory=Examined)
     _runners: dict[str, Runner] = field(default_factory=dict)
 
     def pairs(self, level: str) -> list[tuple[Implementation, Check]]:
@@ -67,6 +69,7 @@ class Session:
             f"parity: {found['architecture']} ({found['device']}), torch {found['torch']}, triton {found['triton']} "
             f"({kernels}), profile {self.profile.name}, seed {self.profile.seed}"
         ]
+        lines += [f"parity: {line}" for line in self.arithmetic.lines()]
         for impl in self.implementations.values():
             how = "in process" if impl.function is not None else "in a worker process"
             route = f", route {impl.kernel}" if impl.route is not None else ""
@@ -83,6 +86,7 @@ class Session:
             "seed": self.profile.seed,
             "device": self.device.type,
             "provenance": provenance(self.device),
+            "arithmetic": self.arithmetic.as_dict(),
             "implementations": {
                 impl.name: {
                     "stage": impl.stage,
@@ -117,8 +121,13 @@ def open_session(
     device: torch.device,
     profile: Profile,
     processes: int = 1,
+    arithmetic: str = "auto",
+    examined: Examined | None = None,
 ) -> Session:
     """A session for one named implementation, or for the built-in ones that layout and stage leave.
+
+    arithmetic: "auto" asks a CUDA device once which models its dots follow, "bound" does not; examined: what another
+    process of the same session has found out already.
 
     ValueError (SpecError) with one sentence if an implementation cannot be loaded or nothing is left.
     """
@@ -136,7 +145,11 @@ def open_session(
             found = {name: each for name, each in found.items() if each.stage == "logits"}
         if not found:
             raise registry.SpecError(f"no built-in implementation has stage {stage} and layout {layout}")
-    return Session(found, device, profile, processes)
+    if examined is None:
+        examined = examine(device, found.values(), arithmetic)
+    here = architecture(device)
+    found = {name: sharpened(each, examined, here) for name, each in found.items()}
+    return Session(found, device, profile, processes, examined)
 
 
 def row(impl: Implementation, check: Check, finding: Finding) -> Row:
@@ -146,6 +159,7 @@ def row(impl: Implementation, check: Check, finding: Finding) -> Row:
         "implementation": impl.name,
         "stage": impl.stage,
         "layout": impl.layout if impl.stage != "topk" else None,
+        "dot": impl.contract.describe_dot() if impl.stage == "logits" else None,
         "level": check.level,
         "check": check.name,
         "status": str(verdict.status),
