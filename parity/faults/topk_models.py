@@ -552,7 +552,7 @@ add(
 
 def _overwritten(c: Call, positions: Tensor) -> Tensor:
     c.memory["calls"] = c.memory.get("calls", 0) + 1
-    return _twice(c, positions) if c.memory["calls"] % 5 == 0 else positions
+    return _twice(c, positions) if c.memory["calls"] % 3 == 0 else positions
 
 
 def _either(c: Call, order: Tensor, taken: Tensor, k: int) -> Chosen:

@@ -1,0 +1,119 @@
+"""Random cases on which a fault shows, for measuring the diagnosis: at least two rows and two pages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from parity.cases.case import POISONS, TAILS, Case
+from parity.cases.compressor import CompressorCase
+from parity.cases.store import StoreCase
+from parity.faults.building import staged
+from parity.faults.explaining import Problem, Ruler, distance, observe, problem_of
+from parity.faults.model import Fault
+
+DATA = ("exact", "exact_wide", "octaves", "outliers", "near_ties", "saturating", "nonfinite", "subnormal", "zeros")
+TRIES = 40
+
+
+def draw_case(fault: Fault, source: random.Random) -> Any:
+    """One case of a fault's pipeline and layout, by a source of randomness."""
+    if fault.pipeline == "compressor":
+        return _script(source)
+    if fault.pipeline == "store":
+        return _store(fault, source)
+    requests, next_n = source.choice(((2, 1), (2, 2), (3, 2), (2, 3), (1, 3)))
+    stage, longest = fault.pipeline, 320 if fault.pipeline == "logits" else 4400
+    lengths = [
+        [source.choice((source.randint(0, longest), 64 * source.randint(0, 4))) for _ in range(next_n)]
+        for _ in range(requests)
+    ]
+    lengths[0][-1] = max(lengths[0][-1], 70 + source.randint(0, 120))
+    fields: dict[str, Any] = (
+        {"heads": source.choice((8, 64))} if stage == "logits" else {"k": source.choice((1, 64, 512, 1100, 2048))}
+    )
+    long = max(map(max, lengths))
+    return Case(
+        lengths=tuple(map(tuple, lengths)),
+        stage=stage,
+        layout=fault.layout if stage == "logits" else "bf16",
+        data=source.choice(DATA)
+        if stage == "logits"
+        else source.choice(("random", "negative", "narrow", "large", "neginf", "ulps", "zeros", "few", "nan")),
+        seed=source.randrange(1 << 16),
+        perm=source.randrange(1, 1 << 16),
+        spare=source.choice((2, 5, 40)) if stage == "logits" else source.choice((3, 1200, 1 << 19)),
+        gap=source.choice((0, 16, 4096)) if stage == "logits" else 0,
+        width=-(-long // 64) + source.randint(0, 3),
+        max_len=long + source.choice((0, 7, 130)),
+        tail=source.choice(TAILS),
+        poison=source.choice(POISONS),
+        strides=tuple(sorted(source.sample(("q", "table", "weights", "lens"), source.randint(0, 3))))
+        if stage == "logits"
+        else source.choice(((), ("logits",), ("table",), ("logits", "table"))),
+        clean=source.choice((True, True, False)),
+        **fields,
+    )
+
+
+def _store(fault: Fault, source: random.Random) -> StoreCase:
+    tokens = source.choice((2, 5, 40, 150))
+    return StoreCase(
+        ids=tuple(range(tokens)),
+        layout=fault.layout,
+        data=source.choice(("bell", "octaves", "zeros", "onehot", "tiny", "pairs")),
+        seed=source.randrange(1 << 16),
+        pooled=source.choice(("f32", "bf16")),
+        weights=source.choice(("real", "ties")),
+        positions=source.choice(("near", "far")),
+        pages=5,
+        place=source.choice(("spread", "order", "last")),
+        perm=source.randrange(1 << 16),
+        skip=source.choice((0, 3)),
+        gap=source.choice((0, 48)),
+    )
+
+
+def _script(source: random.Random) -> CompressorCase:
+    calls, length = [], {0: 0, 1: 0}
+    for _ in range(source.randint(3, 7)):
+        call = []
+        for request in source.sample((0, 1), source.randint(1, 2)):
+            undone = source.randint(1, min(3, length[request])) if length[request] and source.random() < 0.2 else 0
+            count = source.choice((1, 3, 4, 5, 9, 13))
+            if undone:
+                count = max(count, undone + 1)
+            call.append((request, count, undone))
+            length[request] += count - undone
+        calls.append(tuple(call))
+    data, poison = source.choice(("exact", "random")), source.choice(("nan", "stale"))
+    return CompressorCase(
+        tuple(calls), data=data, seed=source.randrange(1 << 16), poison=poison, perm=source.randint(0, 2)
+    )
+
+
+def reordered(fault: Fault) -> Callable[..., Any]:
+    """The faulty function as somebody else would have written it: where the fault leaves the dot alone, its sum runs
+    backwards, and so does the sum over heads. Real kernels do not add in the order of the models."""
+    change = dict(fault.change)
+    if fault.pipeline == "logits":
+        from parity.faults import staged_logits as ok
+
+        change.setdefault("dot", lambda c, q, k: ok.dot(c, q.flip(-1).contiguous(), k.flip(-1).contiguous()))
+        change.setdefault("head_sum", lambda c, x: ok.head_sum(c, x.flip(1).contiguous()))
+    function = staged(fault.pipeline, fault.layout, fault.extra.get("contract"), change)
+    return function if fault.wrap is None else fault.wrap(function)
+
+
+def visible_case(fault: Fault, seed: int = 0, tries: int = TRIES) -> tuple[Problem, list[Any], Any] | None:
+    """(problem, observed results, case) of the first drawn case on which the fault shows, or None."""
+    source = random.Random(f"{fault.id} {seed}")
+    for _ in range(tries):
+        case = draw_case(fault, source)
+        problem = problem_of(case, fault.extra.get("contract"))
+        observed = observe(problem, reordered(fault))
+        right = observe(problem, staged(fault.pipeline, fault.layout, fault.extra.get("contract")))
+        if distance(Ruler(problem), observed, right).wrong:
+            return problem, observed, case
+    return None
