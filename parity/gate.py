@@ -63,8 +63,8 @@ def gate(options: Options) -> int:
         rows = in_order(report)
         if options.golden:
             rows += run_golden(options, device, Path(folder))
-        # A user's own function has no configurations that could be listed; smoke is for the minute at one's desk.
-        if options.compile and options.impl is None and options.profile != "smoke" and not options.level:
+        # A user's own function has no configurations that could be listed.
+        if options.compile and options.impl is None and not options.level:
             rows += run_compile(options, Path(folder))
     status, code, line = summary.verdict(rows)
     report |= {
@@ -206,6 +206,8 @@ def run_compile(options: Options, folder: Path) -> list[dict[str, Any]]:
     out = folder / "compile.json"
     say("parity gate: compiling every kernel for every architecture")
     command = [sys.executable, "-m", "parity", "compile", "--json", str(out)]
+    if options.profile == "smoke":  # a minute at one's desk: one architecture, and whatever is in the cache
+        command.append("--quick")
     if options.fixtures is not None:
         command += ["--fixtures", options.fixtures]
     code = call(command, suite_environment(os.environ), output=subprocess.DEVNULL)
@@ -275,6 +277,9 @@ def show(rows: Sequence[Mapping[str, Any]], line: str) -> None:
     """Table, rejections, what was not judged and why, and the verdict as the last line."""
     print()
     print(summary.table(rows))
+    compiled = summary.compile_table(rows)
+    if compiled:
+        print("\n" + compiled)
     found = summary.complaints(rows)
     for row in found[:SHOWN]:
         print(f"\n{summary.complaint(row)}")

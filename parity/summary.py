@@ -78,17 +78,16 @@ def verdict(rows: Sequence[Row]) -> tuple[str, int, str]:
     """(status, exit code, one line) of a whole run.
 
     passed 0; failed 1 where any row failed, was vacuous or ended in an error; `nothing judged` 2. A passing row of the
-    reference, which goldens have too, judges no implementation.
+    reference, which goldens have too, judges no implementation, and neither does a kernel that merely compiles.
     """
     counts = {status: sum(row["status"] == status for row in rows) for status in SEVERITY}
-    judged = [
-        row
-        for row in rows
-        if row["status"] in REJECTING or (row["status"] == "passed" and row["implementation"] != REFERENCE)
-    ]
+    passed = [row for row in rows if row["status"] == "passed" and row["implementation"] != REFERENCE]
+    compiled = sum(bool(compiled_for(row)) for row in passed)
+    judged = [row for row in rows if row["status"] in REJECTING] + [row for row in passed if not compiled_for(row)]
     names = len({row["implementation"] for row in judged})
     examples = sum(int(row.get("examples") or 0) for row in judged)
     parts = [f"{plural(len(judged), 'check')} of {plural(names, 'implementation')}", plural(examples, "example")]
+    parts += [f"{compiled} compiled"] if compiled else []
     parts += [f"{counts[status]} {status}" for status in SEVERITY if counts[status] and status != "passed"]
     if any(counts[status] for status in REJECTING):
         status, code = "failed", FAILED
@@ -129,6 +128,30 @@ def aligned(line: Sequence[str], widths: Sequence[int]) -> list[str]:
     return [t.ljust(w) if i < 3 else t.rjust(w) for i, (t, w) in enumerate(zip(line, widths, strict=True))]
 
 
+def compiled_for(row: Row) -> str:
+    """The architecture whose compiler a row speaks of (`sm_90`), empty for a row that speaks of results."""
+    what, _, arch = str(row["check"]).partition(" ")
+    return arch if what == "compile" else ""
+
+
+def compile_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """The compile gate as text cells: a line of architectures, then one for each implementation with its statuses."""
+    found = {(str(row["implementation"]), compiled_for(row)): str(row["status"]) for row in rows if compiled_for(row)}
+    names, arches = (list(dict.fromkeys(key[i] for key in found)) for i in (0, 1))
+    arches.sort(key=lambda arch: (len(arch), arch))
+    lines = [tuple(found.get((name, arch), "-") for arch in arches) for name in names]
+    return (
+        [("compiled for", *arches), *((name, *line) for name, line in zip(names, lines, strict=True))] if found else []
+    )
+
+
+def compile_table(rows: Sequence[Row]) -> str:
+    """The same for a terminal; empty where nothing was compiled."""
+    lines = compile_cells(rows)
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))] if lines else []
+    return "\n".join("  ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
 def complaints(rows: Sequence[Row]) -> list[Row]:
     """The rows that reject an implementation, worst kind first."""
     return sorted((row for row in rows if row["status"] in REJECTING), key=lambda row: SEVERITY.index(row["status"]))
@@ -165,6 +188,9 @@ def markdown(report: Mapping[str, Any]) -> str:
     mark = {"passed": "✅", "failed": "❌"}.get(report["verdict"], "⚠️")
     head = [f"## {mark} {report['sentence']}", "", "| " + " | ".join(COLUMNS) + " |", "|---|---|---|--:|--:|--:|"]
     head += ["| " + " | ".join(line) + " |" for line in table_rows(rows)] + [""]
+    compiled = ["| " + " | ".join(line) + " |" for line in compile_cells(rows)]
+    if compiled:
+        head += [compiled[0], "|---" * (compiled[0].count("|") - 1) + "|", *compiled[1:], ""]
     tail = ["<details><summary>Where it ran</summary>", "", "```"]
     tail += [f"{key}: {value}" for key, value in flat(report.get("provenance", {}))] + ["```", "", "</details>", ""]
     body: list[str] = []

@@ -138,7 +138,8 @@ def _compile_one_by_one(wanted: Sequence[tuple[int, configs.Config]], timeout: f
     rows: dict[str, dict[str, Any]] = {}
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_DEFAULT_FP_FUSION": "1", "PYTHONUNBUFFERED": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([*filter(None, [environment.get("PYTHONPATH")]), str(ROOT)])
+    if (ROOT / "pyproject.toml").is_file():  # a checkout, which need not be installed
+        environment["PYTHONPATH"] = os.pathsep.join([*filter(None, [environment.get("PYTHONPATH")]), str(ROOT)])
     rest = list(wanted)
     while rest:
         job = json.dumps([[arch, dataclasses.asdict(config)] for arch, config in rest])

@@ -202,13 +202,25 @@ def test_the_compile_gate_is_added_up_by_implementation_and_architecture():
 )
 def test_how_the_compiling_child_ends_decides(code, rows, status, tmp_path, monkeypatch):
     def call(command, environment, output):
-        assert command[-2:] == ["--fixtures", "f"]
+        assert command[-2:] == ["--fixtures", "f"] and "--quick" not in command
         if rows is not None:
             Path(command[command.index("--json") + 1]).write_text(json.dumps({"rows": rows}))
         return code
 
     monkeypatch.setattr(gate, "call", call)
     assert status in {row["status"] for row in gate.run_compile(gate.Options(fixtures="f"), tmp_path)}
+
+
+def test_smoke_compiles_for_one_architecture_alone(tmp_path, monkeypatch):
+    asked: list[list[str]] = []
+
+    def call(command, environment, output):
+        asked.append(command)
+        return 1
+
+    monkeypatch.setattr(gate, "call", call)
+    gate.run_compile(gate.Options(profile="smoke"), tmp_path)
+    assert asked[0][-1] == "--quick"
 
 
 def test_the_compile_gate_runs_where_it_belongs(options, monkeypatch):
@@ -222,7 +234,6 @@ def test_the_compile_gate_runs_where_it_belongs(options, monkeypatch):
     monkeypatch.setattr(gate, "run_compile", compile_nothing)
     elsewhere = replace(options, compile=True)
     for given in (
-        replace(elsewhere, profile="smoke"),
         replace(elsewhere, impl="torch-bf16"),
         replace(elsewhere, level=("layout",)),
         options,

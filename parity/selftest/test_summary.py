@@ -125,3 +125,35 @@ def test_merging_does_not_mix_layouts_or_checks():
     rows = [row(layout="bf16"), row(layout="fp8"), row(layout="fp8", check="b")]
     merged = summary.merge([{"kind": summary.KIND, "format": 1, "rows": rows}] * 2, ["x", "y"])
     assert [found["examples"] for found in merged["rows"]] == [2, 2, 2]
+
+
+COMPILED = [
+    row(implementation="triton-fp8", level="resources", check="compile sm_90"),
+    row("unsupported", implementation="triton-fp8", level="resources", check="compile sm_80", message="no e4m3"),
+    row("failed", implementation="store-fp4", level="resources", check="compile sm_90", message="spills"),
+    row("not run", implementation="store-fp4", level="resources", check="compile sm_120", message="later"),
+]
+
+
+def test_kernels_and_architectures_have_a_table_of_their_own():
+    assert [line.split("  ")[0] for line in summary.compile_table(COMPILED).splitlines()] == [
+        "compiled for",
+        "triton-fp8",
+        "store-fp4",
+    ]
+    assert summary.compile_cells(COMPILED) == [
+        ("compiled for", "sm_80", "sm_90", "sm_120"),
+        ("triton-fp8", "unsupported", "passed", "-"),
+        ("store-fp4", "-", "failed", "not run"),
+    ]
+    report = {"rows": COMPILED, "verdict": "failed", "sentence": "s"}
+    assert "| triton-fp8 | unsupported | passed | - |" in summary.markdown(report)
+    assert summary.compile_table([row()]) == "" and "compiled for" not in summary.markdown(report | {"rows": [row()]})
+
+
+def test_compiling_judges_no_implementation_but_can_reject_one():
+    assert summary.verdict(COMPILED[:1])[:2] == ("nothing judged", 2)
+    assert summary.verdict(COMPILED)[:2] == ("failed", 1)
+    assert summary.verdict([row(), *COMPILED[:2]])[2] == (
+        "parity passed: 1 check of 1 implementation, 1 example, 1 compiled, 1 unsupported"
+    )
