@@ -51,15 +51,24 @@ def quick(profile: Profile) -> Profile:
     )
 
 
-FIRST = {"integers": "resources/far_pages", "memory": "resources/memory", "launch": "layout/long"}
-"""By kind of fault: the check that is likeliest to see it."""
+FIRST: dict[str, tuple[str, ...]] = {
+    "integers": ("resources/far_pages",),
+    "memory": ("resources/memory",),
+    "launch": ("layout/long", "layout/exact", "layout/keys", "resources/many_rows"),
+    "precision": ("rounding/ordinary", "rounding/extreme", "rounding/pooled"),
+    "race": ("invariance/repeat",),
+}
+"""By kind of fault: the checks that are likeliest to see it."""
 
 
 def ordered(stage: str, kind: str | None = None) -> list[Check]:
     """The checks of a stage, those first that find most for least."""
+    first = FIRST.get(kind or "", ())
 
     def rank(check: Check) -> int:
-        return -1 if check.id == FIRST.get(kind or "") else LATE.index(check.id) + 1 if check.id in LATE else 0
+        if check.id in first:
+            return first.index(check.id) - len(first)
+        return LATE.index(check.id) + 1 if check.id in LATE else 0
 
     return sorted(all_checks(stage=stage), key=rank)
 
