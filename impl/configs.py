@@ -12,6 +12,7 @@ from impl.checks import Shapes, Unsupported
 
 # Largest dynamic shared memory of one block in KiB (NVIDIA's opt-in maxima).
 SHARED_LIMIT_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
+BARRIER_BYTES = 256
 INTERPRETER = 0
 HEADS = (8, 16, 32, 64)
 GRID_Y = 65535
@@ -41,11 +42,11 @@ class Config:
 
     @property
     def shared_bytes(self) -> int:
-        """Most shared memory that a block can take: one operand stays, the other is there once a stage, and the tile's
-        sums pass through on their way out. Compiling the kernels checks that none takes more."""
+        """Most shared memory that a block can take: one operand stays, the other is there once a stage, the tile's sums
+        pass through on their way out, and a few barriers. Compiling the kernels checks that none takes more."""
         keys, queries = (128 * (2 if self.layout == "bf16" else 1) * n for n in (self.block, self.columns))
         stays, streams = (queries, keys) if self.kernel == "decode" else (keys, queries)
-        return stays + self.num_stages * streams + 4 * self.block * self.row_tile
+        return stays + self.num_stages * streams + 4 * self.block * self.row_tile + BARRIER_BYTES
 
     def __str__(self) -> str:
         return (
