@@ -36,7 +36,7 @@ def read_order(ptx: str, heads: int) -> HeadSum:
     roots = list(_roots(ptx))
     if not roots:
         raise ValueError("the kernel has no sum of wgmma accumulators that could be read")
-    found: dict[str, int] = {}
+    found: dict[HeadSum, int] = {}
     weights: dict[int, str] = {}
     for root in roots:
         body = root.parts[0] if root.kind == "scaled" else root
@@ -45,7 +45,8 @@ def read_order(ptx: str, heads: int) -> HeadSum:
             text = _text(_tree(body, lane, heads, rows, weights))
             if len(rows) != 1:
                 raise ValueError(f"a sum adds heads of {len(rows)} logits")
-            found[text] = found.get(text, 0) + 1
+            order = HeadSum(text)  # refuses a head that is missing or comes twice
+            found[order] = found.get(order, 0) + 1
     if len(found) != 1:
         listed = "; ".join(f"{count} of {text}" for text, count in found.items())
         raise ValueError(f"the logits of one kernel are added in {len(found)} orders: {listed}")
@@ -53,7 +54,7 @@ def read_order(ptx: str, heads: int) -> HeadSum:
     for column, register in weights.items():
         if columns.setdefault(register, column) != column:
             raise ValueError(f"columns {columns[register]} and {column} are multiplied by one weight")
-    order = HeadSum(next(iter(found)))
+    order = next(iter(found))
     if order.heads != heads:
         raise ValueError(f"the sum adds {order.heads} heads, expected {heads}")
     return order
