@@ -54,7 +54,7 @@ def test_the_wheel_has_every_module_and_data_file(wheel):
         and not any(part == "__pycache__" or part.startswith(".") for part in path.relative_to(ROOT).parts)
     }
     assert names == wanted
-    assert {"parity/gate.ini", "parity/arithmetic_models.json"} <= names
+    assert {"parity/gate.ini", "parity/arithmetic_models.json", "parity/head_sums.json"} <= names
 
 
 def test_the_wheel_names_the_command_the_plugin_and_the_licence(wheel):
@@ -253,6 +253,6 @@ def test_the_pages_name_every_contract_key():
     from parity.judge.contract import Contract
 
     text = (ROOT / "docs" / "concepts.md").read_text()
-    internal = {"arithmetic_name", "assumed", "dot_verified"}
+    internal = {"arithmetic_name", "assumed", "named", "dot_verified"}
     for item in fields(Contract):
         assert f"`{item.name}`" in text or item.name in internal, item.name
