@@ -7,6 +7,7 @@ the sum is used. Only kernels whose matrix instruction is wgmma (sm_90) can be r
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -30,6 +31,7 @@ class _Node:
     parts: tuple[Any, ...]
 
 
+@functools.lru_cache(maxsize=256)
 def read_order(ptx: str, heads: int) -> HeadSum:
     """The one order in which every logit of the kernel is added. ValueError where there is no such order: a head is
     missing or added twice, two logits are added differently, or an instruction in between is not known."""
