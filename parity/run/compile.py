@@ -240,8 +240,10 @@ def main(words: Sequence[str]) -> int:
         refuse_in_ci("parity compile --accept")
     folder = compile_golden.locate(options.fixtures)
     arches = list(dict.fromkeys(options.arch or ARCHES))
-    rows = compile_all(arches, use_cache=not options.no_cache, quick=options.quick)
-    rows += store_rows(arches, use_cache=not options.no_cache, quick=options.quick)
+    how = {"use_cache": not options.no_cache, "quick": options.quick}
+    with ThreadPoolExecutor(1) as pool:  # while Triton's processes work, NVRTC does, in this one
+        stores = pool.submit(store_rows, arches, **how)
+        rows = compile_all(arches, **how) + stores.result()
     notes = compile_golden.accept(rows, folder) if options.accept else compile_golden.judge(rows, folder)
     print(table(rows))
     print("\n" + matrix(rows) + "\n")
