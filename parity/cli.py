@@ -129,6 +129,7 @@ def build_parser() -> Parser:
     sub.add_argument("--level", choices=LEVELS, action="append", default=[], help="only this level (repeatable)")
     sub.add_argument("--workers", type=count, metavar="N", help="processes (default: 2 on CPU with two cores, else 1)")
     sub.add_argument("--no-golden", action="store_true", help="leave the goldens out")
+    sub.add_argument("--no-faults", action="store_true", help="leave fault models and the diagnosis out")
     sub.add_argument("--no-compile", action="store_true", help="leave the compile gate out (as smoke does)")
     sub.add_argument("--fixtures", metavar="DIR", help="the folder `fixtures` (default: the checkout's, or ./fixtures)")
     json_option(sub)
@@ -233,6 +234,7 @@ def run_gate(options: argparse.Namespace) -> int:
 
     named = {name: getattr(options, name) for name in gate.Options.__dataclass_fields__ if hasattr(options, name)}
     named |= {"level": tuple(options.level), "golden": not options.no_golden, "compile": not options.no_compile}
+    named["faults"] = not options.no_faults
     return gate.gate(gate.Options(**named))
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from parity import summary
 from parity.command import CommandError, blame, check_writable, read_json, say, write_json, write_text
+from parity.faults import gate_hook
 
 PACKAGE = Path(__file__).resolve().parent
 SUITE = PACKAGE / "suite"
@@ -46,6 +47,7 @@ class Options:
     level: tuple[str, ...] = ()
     golden: bool = True
     compile: bool = True
+    faults: bool = True
     fixtures: str | None = None
     json: str | None = None
     junit: str | None = None
@@ -66,6 +68,9 @@ def gate(options: Options) -> int:
         # A user's own function has no configurations that could be listed.
         if options.compile and options.impl is None and not options.level:
             rows += run_compile(options, Path(folder))
+        # The suite itself is judged too: it must reject one fault model of every kind. Smoke is a minute at one's desk.
+        if options.faults and options.impl is None and not options.level and options.profile != "smoke":
+            rows += gate_hook.smoke_rows(Path(folder))
     status, code, line = summary.verdict(rows)
     report |= {
         "kind": summary.KIND,
@@ -79,7 +84,10 @@ def gate(options: Options) -> int:
     }
     write_json(options.json, report)
     publish(report, options.markdown)
-    show(rows, line)
+    show(rows)
+    if options.faults:
+        gate_hook.show_diagnosis(rows, device, options.contract)
+    print(f"\n{line}", flush=True)
     return code
 
 
@@ -273,8 +281,8 @@ def publish(report: Mapping[str, Any], path: str | None) -> None:
             file.write(text)
 
 
-def show(rows: Sequence[Mapping[str, Any]], line: str) -> None:
-    """Table, rejections, what was not judged and why, and the verdict as the last line."""
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Table, rejections, and what was not judged and why; the verdict comes after it, as the last line."""
     print()
     print(summary.table(rows))
     compiled = summary.compile_table(rows)
@@ -288,4 +296,3 @@ def show(rows: Sequence[Mapping[str, Any]], line: str) -> None:
     notes = summary.reasons(rows)
     if notes:
         print("\n" + "\n".join(notes))
-    print(f"\n{line}", flush=True)

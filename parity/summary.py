@@ -14,7 +14,7 @@ from parity.command import FAILED, PASSED, USAGE, CommandError
 
 KIND = "indexer-parity/gate"
 FORMAT = 1
-LEVELS = ("layout", "rounding", "bits", "selection", "invariance", "semantics", "resources", "golden")
+LEVELS = ("layout", "rounding", "bits", "selection", "invariance", "semantics", "resources", "golden", "faults")
 # Worst first: several rows together are as bad as their worst.
 SEVERITY = ("error", "failed", "vacuous", "not run", "unsupported", "passed")
 REJECTING = frozenset({"error", "failed", "vacuous"})

@@ -4,56 +4,80 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from parity.cases.case import POISONS, TAILS, Case
+from parity.cases.case import POISONS, SLOT_BYTES, TAILS, Case
 from parity.cases.compressor import CompressorCase
 from parity.cases.store import StoreCase
+from parity.cases.strategies import BIG_BYTES
 from parity.faults.building import staged
 from parity.faults.explaining import Problem, Ruler, distance, observe, problem_of
 from parity.faults.model import Fault
 
 DATA = ("exact", "exact_wide", "octaves", "outliers", "near_ties", "saturating", "nonfinite", "subnormal", "zeros")
-TRIES = 40
+TOPK_DATA = ("random", "negative", "narrow", "large", "neginf", "ulps", "zeros", "few", "nan")
+TRIES = 60
+RACING = 8  # runs in which a race has to show
 
 
 def draw_case(fault: Fault, source: random.Random) -> Any:
-    """One case of a fault's pipeline and layout, by a source of randomness."""
+    """One case of a fault's pipeline and layout, by a source of randomness; of a size at which its kind shows."""
     if fault.pipeline == "compressor":
         return _script(source)
     if fault.pipeline == "store":
         return _store(fault, source)
+    return _logits(fault, source) if fault.pipeline == "logits" else _topk(fault, source)
+
+
+def _lengths(source: random.Random, longest: int, least: int) -> tuple[tuple[int, ...], ...]:
+    """Ragged lengths of at least two rows, one of them at least `least`."""
     requests, next_n = source.choice(((2, 1), (2, 2), (3, 2), (2, 3), (1, 3)))
-    stage, longest = fault.pipeline, 320 if fault.pipeline == "logits" else 4400
     lengths = [
         [source.choice((source.randint(0, longest), 64 * source.randint(0, 4))) for _ in range(next_n)]
         for _ in range(requests)
     ]
-    lengths[0][-1] = max(lengths[0][-1], 70 + source.randint(0, 120))
-    fields: dict[str, Any] = (
-        {"heads": source.choice((8, 64))} if stage == "logits" else {"k": source.choice((1, 64, 512, 1100, 2048))}
-    )
+    lengths[0][-1] = max(lengths[0][-1], least + source.randint(0, 120))
+    return tuple(map(tuple, lengths))
+
+
+def _placed(source: random.Random, lengths: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
     long = max(map(max, lengths))
+    return {
+        "lengths": lengths,
+        "seed": source.randrange(1 << 16),
+        "perm": source.randrange(1, 1 << 16),
+        "width": -(-long // 64) + source.randint(0, 3),
+        "max_len": long + source.choice((0, 7, 130)),
+        "tail": source.choice(TAILS),
+        "poison": source.choice(POISONS),
+        "clean": source.choice((True, True, False)),
+    }
+
+
+def _logits(fault: Fault, source: random.Random) -> Case:
+    fields = _placed(source, _lengths(source, 320, 4100 if fault.kind == "launch" and source.random() < 0.3 else 70))
+    fields |= {"spare": source.choice((2, 5, 40)), "gap": source.choice((0, 16, 4096))}
+    if fault.kind == "integers" and source.random() < 0.5:
+        fields |= {"spare": BIG_BYTES // (64 * SLOT_BYTES[fault.layout]), "gap": 16}
+    strides = source.sample(("q", "table", "weights", "lens"), source.randint(0, 3))
     return Case(
-        lengths=tuple(map(tuple, lengths)),
-        stage=stage,
-        layout=fault.layout if stage == "logits" else "bf16",
-        data=source.choice(DATA)
-        if stage == "logits"
-        else source.choice(("random", "negative", "narrow", "large", "neginf", "ulps", "zeros", "few", "nan")),
-        seed=source.randrange(1 << 16),
-        perm=source.randrange(1, 1 << 16),
-        spare=source.choice((2, 5, 40)) if stage == "logits" else source.choice((3, 1200, 1 << 19)),
-        gap=source.choice((0, 16, 4096)) if stage == "logits" else 0,
-        width=-(-long // 64) + source.randint(0, 3),
-        max_len=long + source.choice((0, 7, 130)),
-        tail=source.choice(TAILS),
-        poison=source.choice(POISONS),
-        strides=tuple(sorted(source.sample(("q", "table", "weights", "lens"), source.randint(0, 3))))
-        if stage == "logits"
-        else source.choice(((), ("logits",), ("table",), ("logits", "table"))),
-        clean=source.choice((True, True, False)),
+        layout=fault.layout,
+        heads=source.choice((8, 64)),
+        data=source.choice(DATA),
+        strides=tuple(sorted(strides)),
         **fields,
+    )
+
+
+def _topk(fault: Fault, source: random.Random) -> Case:
+    return Case(
+        stage="topk",
+        data=source.choice(TOPK_DATA),
+        k=source.choice((1, 64, 512, 1100, 2048)),
+        spare=source.choice((3, 1200, 1 << 19)),
+        strides=source.choice(((), ("logits",), ("table",), ("logits", "table"))),
+        **_placed(source, _lengths(source, 4400, 4300 if source.random() < 0.3 else 70)),
     )
 
 
@@ -67,11 +91,11 @@ def _store(fault: Fault, source: random.Random) -> StoreCase:
         pooled=source.choice(("f32", "bf16")),
         weights=source.choice(("real", "ties")),
         positions=source.choice(("near", "far")),
-        pages=5,
+        pages=6,
         place=source.choice(("spread", "order", "last")),
         perm=source.randrange(1 << 16),
         skip=source.choice((0, 3)),
-        gap=source.choice((0, 48)),
+        gap=BIG_BYTES // 5 // 16 * 16 if fault.kind == "integers" else source.choice((0, 48)),
     )
 
 
@@ -112,6 +136,7 @@ def visible_case(fault: Fault, seed: int = 0, tries: int = TRIES) -> tuple[Probl
     for _ in range(tries):
         case = draw_case(fault, source)
         problem = problem_of(case, fault.extra.get("contract"))
+        problem = replace(problem, runs=RACING) if fault.kind == "race" else problem
         observed = observe(problem, reordered(fault))
         right = observe(problem, staged(fault.pipeline, fault.layout, fault.extra.get("contract")))
         if distance(Ruler(problem), observed, right).wrong:

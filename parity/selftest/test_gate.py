@@ -123,7 +123,7 @@ def options(monkeypatch):
     """Options for a gate whose children are replaced by the test."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    return gate.Options(device="cpu", golden=False, compile=False)
+    return gate.Options(device="cpu", golden=False, compile=False, faults=False)
 
 
 def child(code: int, rows=None):
@@ -173,7 +173,7 @@ def test_a_refused_option_of_the_suite_is_usage(options, monkeypatch):
 def test_goldens_that_leave_no_report_are_an_error(options, monkeypatch, capsys):
     monkeypatch.setattr(gate, "call", child(0, [PASSED]))
     monkeypatch.setattr(gate, "run_golden", lambda *_: gate.golden_lost(139))
-    assert gate.gate(gate.Options(device="cpu", compile=False)) == 1
+    assert gate.gate(gate.Options(device="cpu", compile=False, faults=False)) == 1
     assert "exit code 139" in capsys.readouterr().out
 
 
