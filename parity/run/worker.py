@@ -75,6 +75,11 @@ class Child:
         self.ask({"op": "hello"}, START_SECONDS)
 
     @property
+    def pid(self) -> int | None:
+        """Process id, None while it does not run."""
+        return self._process.pid if self._process is not None else None
+
+    @property
     def log(self) -> Path:
         """File with what the child printed."""
         assert self._folder is not None

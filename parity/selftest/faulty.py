@@ -197,9 +197,9 @@ def build_meta(context_lens, page, processors):
     return torch.zeros(context_lens.numel() + 1)
 
 
-needs_meta.parity_contract = {"layout": "bf16", "schedule_meta": f"{os.path.abspath(__file__)}:build_meta"}
+needs_meta.parity_contract = {"layout": "bf16", "schedule_meta": f"{os.path.abspath(__file__)}:build_meta"}  # type: ignore[attr-defined]
 logits_bf16_declared = _make(row=lambda x, row, n: _bf16(x))
-logits_bf16_declared.parity_contract = {"layout": "bf16", "out_dtype": "bf16"}
+logits_bf16_declared.parity_contract = {"layout": "bf16", "out_dtype": "bf16"}  # type: ignore[attr-defined]
 no_function = 3
 
 
@@ -251,4 +251,4 @@ def topk_row_0_table(logits, context_lens, block_table, k):
 
 
 for _function in (topk_correct, topk_ignores_length, topk_half_precision, topk_pads_zero, topk_row_0_table):
-    _function.parity_contract = {"layout": "bf16", "stage": "topk"}
+    _function.parity_contract = {"layout": "bf16", "stage": "topk"}  # type: ignore[attr-defined]

@@ -6,8 +6,9 @@ import torch
 
 from parity.run import interpreter
 
-triton = pytest.importorskip("triton")
-tl = pytest.importorskip("triton.language")
+pytest.importorskip("triton")
+import triton
+import triton.language as tl
 
 pytestmark = pytest.mark.skipif(not interpreter.interpreting(), reason="kernels are compiled here")
 
