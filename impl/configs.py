@@ -63,6 +63,18 @@ class Plan:
     grid: tuple[int, int]
 
 
+def fused() -> bool:
+    """Whether the compiler may contract products and sums of these kernels to fused multiply-adds.
+
+    From Triton 3.8 on, LLVM contracts the head sum of some configurations differently for different logits, which costs
+    them their equal bits; so there the kernels are compiled without. Before, one order holds everywhere.
+    """
+    import triton
+
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    return version < (3, 8) and bool(triton.knobs.language.default_fp_fusion)
+
+
 def family(arch: int) -> str:
     """Architecture family ("interpreter", "sm80", "sm90", "sm100", "sm120") of a compute capability such as 90."""
     if arch == INTERPRETER:

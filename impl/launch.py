@@ -121,7 +121,8 @@ def _launch(
     try:
         if q.device.type == "cuda":
             with torch.cuda.device(q.device):
-                kernel[chosen.grid](*arguments, **constants, num_warps=config.num_warps, num_stages=config.num_stages)
+                options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+                kernel[chosen.grid](*arguments, **constants, **options, enable_fp_fusion=configs.fused())
         else:
             kernel[chosen.grid](*arguments, **constants)
     except (CompilationError, OutOfResources, PTXASError) as error:

@@ -29,7 +29,7 @@ def compile_one(arch: int, config: configs.Config) -> dict[str, Any]:
     triton.knobs.compilation.always_compile = True
     row = about(arch, config)
     log, start = io.StringIO(), time.monotonic()
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "enable_fp_fusion": configs.fused()}
     try:
         with contextlib.redirect_stdout(log):
             built = triton.compile(_source(config), target=GPUTarget("cuda", arch, 32), options=options)

@@ -151,10 +151,12 @@ def _text(tree: Any) -> str:
 
 
 def compiler() -> tuple[str, bool]:
-    """Triton's version, and whether it may contract products and sums."""
+    """Triton's version, and whether it contracts products and sums of our kernels."""
     import triton
 
-    return str(triton.__version__), bool(triton.knobs.language.default_fp_fusion)
+    from impl import configs
+
+    return str(triton.__version__), configs.fused()
 
 
 def compiled(config: str) -> list[str]:
@@ -201,7 +203,7 @@ def read_all(arch: int = 90) -> dict[str, Any]:
 
     found: dict[int, dict[str, str | None]] = collections.defaultdict(dict)
     for config in configs.every(arch):
-        options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+        options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "enable_fp_fusion": configs.fused()}
         built = triton.compile(_source(config), target=GPUTarget("cuda", arch, 32), options=options)
         try:
             found[config.heads][str(config)] = str(read_order(built.asm["ptx"], config.heads))
@@ -215,7 +217,7 @@ def read_all(arch: int = 90) -> dict[str, Any]:
         usual = collections.Counter(texts.values()).most_common(1)[0][0]
         orders[str(heads)] = usual
         exceptions |= {config: text for config, text in texts.items() if text != usual}
-    fused = bool(triton.knobs.language.default_fp_fusion)
+    fused = configs.fused()
     return {
         "architecture": f"sm_{arch}",
         "triton": [triton.__version__],

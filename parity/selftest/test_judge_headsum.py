@@ -206,7 +206,7 @@ from parity.judge.headsum import recorded_order
 from parity.run.compile_triton import _source
 from parity.run.headorder import compiler, read_order
 for config in configs.configurations(90, "fp8", 16):
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "enable_fp_fusion": configs.fused()}
     built = triton.compile(_source(config), target=GPUTarget("cuda", 90, 32), options=options)
     found = recorded_order("sm_90", *compiler(), str(config), 16)
     try:
@@ -228,7 +228,5 @@ def test_todays_compiler_follows_the_record():
     for name, read, recorded in lines:
         if recorded.startswith("no order"):
             pytest.skip(recorded)
-        if recorded.startswith("triton"):
-            assert "in 2 orders" in read, (name, read)
-        else:
-            assert read == recorded, name
+        # One order in every kernel: what makes a row's bits independent of its batch.
+        assert read == recorded, name
