@@ -1,7 +1,7 @@
 """From a case to the tensors a kernel is called with: pages written, everything unreadable poisoned."""
 
 import mmap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -98,6 +98,29 @@ def build(case: Case, device: str | torch.device = "cpu") -> "Operands | TopkOpe
 
         return build_compressor(case, device)  # type: ignore
     return build_topk(case, device) if case.stage == "topk" else build_logits(case, device)
+
+
+def moved(operands: "Operands | TopkOperands", device: str | torch.device) -> "Operands | TopkOperands":
+    """The same operands on another device: storages copied as they are, and every view laid over its copy."""
+    device = torch.device(device)
+    copies = {name: storage.to(device, copy=True) for name, storage in operands.storages.items()}
+    homes = {
+        storage.untyped_storage().data_ptr(): (storage, copies[name]) for name, storage in operands.storages.items()
+    }
+
+    def view(tensor: Tensor) -> Tensor:
+        if tensor.numel() == 0:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+        storage, copy = homes[tensor.untyped_storage().data_ptr()]
+        assert storage.is_contiguous()
+        start = tensor.storage_offset() * tensor.itemsize - storage.storage_offset() * storage.itemsize
+        start += copy.storage_offset() * copy.itemsize
+        empty = torch.empty(0, dtype=tensor.dtype, device=device)
+        return empty.set_(copy.untyped_storage(), start // tensor.itemsize, tensor.shape, tensor.stride())  # type: ignore[call-overload]
+
+    tensors = {field.name: getattr(operands, field.name) for field in fields(operands)}
+    views: dict[str, Any] = {name: view(value) for name, value in tensors.items() if isinstance(value, Tensor)}
+    return replace(operands, storages=copies, **views)
 
 
 def build_logits(case: Case, device: str | torch.device = "cpu") -> Operands:

@@ -66,7 +66,8 @@ def _evaluate(block: Block, contract: Contract) -> tuple[torch.Tensor, torch.Ten
         q=_tamed(block.q),
         k=_tamed(block.k),
         w=_tamed(block.w),
-        s=None if block.s is None else _tamed(block.s),
+        # Under an infinite scale the sign of the head sum is the logit's class: the sum is evaluated without it.
+        s=None if block.s is None else torch.where(block.s.isinf(), 1.0, _tamed(block.s)),
     )
     logits, bound, free = _finite(sane, contract, wild)
     # The class: elementwise IEEE arithmetic on the infinities and NaN, any finite stand-in for the other dots.
@@ -74,13 +75,16 @@ def _evaluate(block: Block, contract: Contract) -> tuple[torch.Tensor, torch.Ten
     relu = _relu(torch.where(wild == 0, dot, wild))
     kind = (block.w[..., None] * relu).sum(2)
     nan_ok = torch.zeros_like(free)
+    either = torch.zeros_like(free)
     if block.s is not None:
+        # A head sum within its bound of zero may have either sign, or be zero.
+        either = block.s.isinf()[:, None] & torch.isfinite(kind) & (logits.abs() <= bound)
         kind = kind * block.s[:, None]
         folded = block.s.isinf() | ((block.s == 0) & block.k.isinf().any(-1))  # 0 * inf if the scale goes in first
         nan_ok = folded[:, None].expand_as(free)
     odd = ~torch.isfinite(kind)
     logits = torch.where(odd, kind, logits)
-    return logits, bound.masked_fill(odd, 0.0), free & ~odd, nan_ok
+    return logits, bound.masked_fill(odd, 0.0), (free & ~odd) | either, nan_ok
 
 
 def _finite(

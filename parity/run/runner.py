@@ -19,6 +19,9 @@ from parity.cases import operands as building
 from parity.run import interpreter, memory
 from parity.run.registry import Implementation, resolve_name
 
+LIGHT_PRODUCTS, LIGHT_CELLS, LIGHT_BYTES = 3 << 24, 1 << 18, 1 << 25
+"""Float64 products, logits of a top-k case and bytes of pages up to which a case is drawn and judged on the CPU."""
+
 SENTINEL = -7.0e33
 """What an `out=` buffer holds before the call: finite, and no logit that a case can produce."""
 
@@ -236,6 +239,29 @@ def execute(
     return outcome
 
 
+def light(case: cases.Case) -> bool:
+    """Whether a CPU evaluates the case about as fast as a GPU launches the steps of it."""
+    if case.stage == "topk":
+        return case.rows * case.max_context_len <= LIGHT_CELLS
+    if case.stage != "logits":
+        return False
+    pages = case.spare + sum(-(-max(request, default=0) // cases.PAGE) for request in case.lengths)
+    return (
+        case.rows * case.heads * (case.longest + cases.PAGE) * cases.DIM <= LIGHT_PRODUCTS
+        and pages * case.page_stride <= LIGHT_BYTES
+    )
+
+
+def _on_cpu(value: Any) -> Any:
+    return (
+        tuple(item.cpu() for item in value)
+        if isinstance(value, tuple | list)
+        else value
+        if value is None
+        else value.cpu()
+    )
+
+
 def _elsewhere(output: Any, named: dict[str, Any]) -> str | None:
     if "out" in named and output.data_ptr() != named["out"].data_ptr():
         return "result: the function was given out=, but returned another tensor"
@@ -280,10 +306,23 @@ class InProcess:
         return InProcess(beside, self.device)
 
     def run(self, case: cases.Case, *, measure: bool = False, repeats: int = 1, dry: bool = False) -> Outcome:
-        """Build the case's operands on the device and call the function; see `execute`."""
+        """Build the case's operands on the device and call the function; see `execute`.
+
+        The operands of a small case for a GPU are drawn on the CPU and judged there, for their many small steps would
+        take longer to launch than to compute; a verified model of the dot is evaluated on the GPU all the same.
+        """
         assert self.impl.function is not None
-        operands = building.build(case, self.device)
+        drawn = None
+        if self.device.type == "cuda" and light(case):
+            drawn = building.build(case, "cpu")
+            operands = building.moved(drawn, self.device)
+        else:
+            operands = building.build(case, self.device)
         outcome = execute(self.impl, self.impl.function, operands, measure=measure, repeats=repeats, dry=dry)
+        if drawn is not None and not self.impl.contract.dot_verified:
+            outcome.operands, outcome.output = drawn, _on_cpu(outcome.output)
+            if outcome.differing is not None:
+                outcome.differing = (outcome.differing[0], _on_cpu(outcome.differing[1]))
         if self.impl.route is not None and outcome.error is None:
             outcome.route, wrong = self.impl.route()
             if wrong:

@@ -3,12 +3,14 @@ not."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import pytest
 import torch
 
+from parity.cases import build, parse_case
 from parity.judge.arithmetic import Grouped
 from parity.judge.bounds import exact_expected, expected, is_exact_data
 from parity.judge.contract import Contract
@@ -437,3 +439,20 @@ def test_quantum_and_rounding():
     assert round_to(x, torch.bfloat16).tolist() == [256.0, -260.0, 1.0, 0.0]
     assert round_to(x, torch.bfloat16, "truncate").tolist() == [256.0, -258.0, 1.0, 0.0]
     assert round_to(torch.tensor([2049.0], dtype=torch.float64), torch.float16, "truncate").tolist() == [2048.0]
+
+
+def test_an_infinite_scale_takes_either_sign_where_the_head_sum_is_undecided():
+    """A head sum of 22 amid products of 1e5 may come out negative, or zero, in float32; that of two heads may not."""
+    case = parse_case(
+        "v1 lens=59 layout=fp8 data=nonfinite seed=9801 row_ids=365 page_ids=2 only_heads=2..5,7,11,12,15,17..19,21,23,"
+        "26,31,34..38,40,42,45,46,48,52,55,56,58..60,62 only_keys=186"
+    )
+    for contract in (
+        Contract.default("fp8", torch.device("cpu")),
+        Contract.default("fp8", torch.device("cuda"), capability=(9, 0)).verified(),
+    ):
+        found = expected(build(case), contract)
+        assert found.logits[0, 58] == math.inf and found.free[0, 58]
+    decided = build(dataclasses.replace(case, only_heads=(2, 3)))
+    found = expected(decided, Contract.default("fp8", torch.device("cpu")))
+    assert found.logits[0, 58].isinf() and not found.free[0, 58]

@@ -149,7 +149,7 @@ def judge_golden(runner: Runner, case: Case, check: str = "bits/golden") -> Verd
     if outcome is None:
         assert bad is not None
         return bad
-    wanted = stored["dots"].to(runner.device)
+    wanted = stored["dots"].to(outcome.output.device)
     got = outcome.output[..., : wanted.shape[2]]
     visible = ~wanted.isnan()
     wrong = visible & (got.contiguous().view(torch.int32) != wanted.view(torch.int32))
