@@ -32,8 +32,8 @@ from parity.faults.explaining import (
 )
 
 SHOWN, PAIRED = 5, 20
-PROBES = 3  # further cases that --impl is asked on, to tell equals apart
-ROUTES = {"fused": "store"}
+PROBES = 12  # further cases that --impl is asked on, to tell equals apart
+DRAWS = 30
 Row = dict[str, Any]
 
 
@@ -196,14 +196,14 @@ def of_runner(runner: Any, case: Any) -> Diagnosis:
         return problem, [ask(which) for _ in range(problem.runs)]
 
     found = diagnose(*observed_on(case))
-    step = 0
-    while len(found.best) > 1 and found.best[0].explains and step < PROBES:
-        step += 1
-        problem, observed = observed_on(replace(case, seed=case.seed + 100 * step))
-        models = [each.faults[0] for each in found.best if each.faults[0] is not CORRECT]
-        ranked = [each for each in rank(problem, observed, models) if each.faults[0] is not CORRECT]
-        kept = {each.name for each in equals(problem, ranked)} if ranked else set()
-        found.best = [each for each in found.best if each.name in kept] or found.best
+    for _ in range(PROBES):
+        probe = telling_case(case, found, extra)
+        if probe is None:
+            break
+        problem, observed = observed_on(probe)
+        ranked = rank(problem, observed, [each.faults[0] for each in found.best if each.faults != (CORRECT,)])
+        kept = {each.name for each in equals(problem, [each for each in ranked if each.faults != (CORRECT,)])}
+        found.best = [each for each in found.best if each.name in kept]
     if not found.best[0].explains:
         found.sentences += _heads(ask, case)
     found.separating = separating_case(case, found, extra)
@@ -264,33 +264,39 @@ def describe(problem: Problem, ruler: Ruler, observed: list[Any]) -> list[str]:
     return pattern.describe(bad, ruler.operands)
 
 
-def separating_case(case: Any, found: Diagnosis, extra: dict[str, Any]) -> str:
-    """The smallest case on which the two best explanations give different results, or "" where none was found."""
-    from parity.cases.reducer import reduce_case
+def rivals_differ(which: Any, rivals: Sequence[Explanation], extra: dict[str, Any]) -> bool:
+    """Whether two explanations give different results on a case."""
+    problem = problem_of(which, extra)
+    one, two = (observe(problem, function_of(problem, each.faults)) for each in rivals[:2])
+    return distance(Ruler(problem), one, two).wrong > 0
 
-    rivals = [each for each in found.best if each.faults[0] is not CORRECT][:2]
-    if len(rivals) < 2:
-        rivals = [each for each in found.ranked if each.faults[0] is not CORRECT][:2]
-    if len(rivals) < 2:
-        return ""
 
-    def differ(which: Any) -> bool:
-        problem = problem_of(which, extra)
-        ruler = Ruler(problem)
-        one, two = (observe(problem, function_of(problem, each.faults)) for each in rivals)
-        return distance(ruler, one, two).wrong > 0
-
+def telling_case(case: Any, found: Diagnosis, extra: dict[str, Any], rivals: Sequence[Explanation] = ()) -> Any:
+    """A case, the given one or a drawn one, on which two explanations differ (default: the best one and its first
+    equal); None where there are no two, or none was found."""
     import random
 
     from parity.faults.drawing import draw_case
 
-    source = random.Random(str(case))
-    candidates = [
-        case,
-        *(draw_case(replace(rivals[0].faults[0], layout=found.problem.layout), source) for _ in range(30)),
-    ]
-    start = next((each for each in candidates if differ(each)), None)
-    return "" if start is None else str(reduce_case(start, differ, 150))
+    rivals = rivals or [each for each in found.best if each.faults != (CORRECT,)]
+    if len(rivals) < 2 or not found.explained:
+        return None
+    source = random.Random(f"{case} {rivals[0].name} {rivals[1].name}")
+    like = replace(rivals[0].faults[0], layout=found.problem.layout)
+    drawn = (case if at == 0 else draw_case(like, source) for at in range(DRAWS))
+    return next((each for each in drawn if rivals_differ(each, rivals, extra)), None)
+
+
+def separating_case(case: Any, found: Diagnosis, extra: dict[str, Any]) -> str:
+    """The smallest case on which the two best explanations give different results, or "" where none was found."""
+    from parity.cases.reducer import reduce_case
+
+    rivals = [each for each in found.best if each.faults != (CORRECT,)]
+    rivals += [each for each in found.ranked if each.faults != (CORRECT,) and each not in rivals]
+    start = telling_case(case, found, extra, rivals[:2])
+    if start is None:
+        return ""
+    return str(reduce_case(start, lambda which: rivals_differ(which, rivals, extra), 150))
 
 
 # -------------------------------------------------------------------------------------------------------------- report
@@ -345,9 +351,10 @@ def lines(found: Diagnosis) -> list[str]:
                 _line(each) for each in found.pairs[:SHOWN] if each.distance.wrong == found.pairs[0].distance.wrong
             ]
     if found.explained:
-        others = [each for each in found.ranked if each.name not in {x.name for x in found.best}][:3]
+        named = {CORRECT.id, *(each.name for each in found.best)}
+        others = [each for each in found.ranked if each.name not in named][:3]
         said.append("next:")
-        said += [_line(each) for each in others]
+        said += [_line(each) + (": ruled out by a further case" if each.explains else "") for each in others]
     if found.sentences:
         said += ["pattern:", *(f"  {sentence}" for sentence in found.sentences)]
     if found.separating:

@@ -63,6 +63,7 @@ def main(words: Sequence[str]) -> int:
         write_text(options.markdown, markdown(report))
     print(text(report["rows"]))
     print("\n" + sentence(report))
+    print(f"{report['duration']:.0f} s, {report['processor_seconds']:.0f} s of processors")
     return FAILED if report["summary"]["bad"] or report["lost"] else PASSED
 
 
@@ -98,7 +99,9 @@ def run(ids: Sequence[str], profile: str, full: bool, workers: int | None) -> Ro
         command += ["-p", "no:cacheprovider", "-p", "no:terminal", "-n", str(count if count > 1 else 0)]
         command += ["--parity-models", str(job), "--parity-models-json", str(out)]
         say(f"parity mutants: {len(ids)} models, profile {profile}, {max(count, 1)} processes")
+        before = sum(os.times()[2:4])
         code = gate.call(command, gate.suite_environment(os.environ) | {"TRITON_INTERPRET": "1"})
+        spent = sum(os.times()[2:4]) - before
         if not out.is_file():
             raise CommandError(f"the models' pytest ended with exit code {code} and left no report")
         found = read_json(out)
@@ -106,7 +109,7 @@ def run(ids: Sequence[str], profile: str, full: bool, workers: int | None) -> Ro
     rows = sorted(found["rows"], key=lambda row: place[row["id"]])
     missing = [id for id in ids if id not in {row["id"] for row in rows}]
     lost = found["lost"] + [f"{id}: no row" for id in missing]
-    return {"rows": rows, "lost": lost, "summary": summary(rows)}
+    return {"rows": rows, "lost": lost, "summary": summary(rows), "processor_seconds": round(spent, 1)}
 
 
 def cell(row: Row, level: str) -> str:

@@ -18,7 +18,7 @@ from parity.faults.explaining import equals, function_of, observe, problem_of, r
 from parity.run.runner import poisoned_allocations
 
 TEXT = "v1 lens=130,70,5,200 next_n=2 heads=8 data=octaves seed=3 perm=5 max_len=230"
-SAMPLE = 24
+SAMPLE = 14
 EVERY_PIPELINE = ("relu-after-sum", "topk-bits-unsigned", "store-scale-neighbour", "ape-chunk-local")
 
 
@@ -30,11 +30,9 @@ def planted(*ids, text=TEXT):
 def test_a_sample_of_all_models_is_named_first_on_random_cases():
     ids = random.Random(7).sample(confusion.measurable(), SAMPLE)
     rows = [confusion.measure_one(id, seed=1) for id in [*EVERY_PIPELINE, *ids]]
-    wrong = [row for row in rows if row["outcome"] == "wrong"]
-    assert len(wrong) <= 1, wrong  # of 28: the whole catalogue is measured by `parity diagnose --measure`
-    assert confusion.share(rows) >= confusion.WANTED
-    text = confusion.markdown(rows)
-    assert "Named first" in text and all(row["id"] in text for row in wrong)
+    assert confusion.share(rows) >= confusion.WANTED, rows  # the whole catalogue: `parity diagnose --measure`
+    assert sum(row["outcome"] != "hidden" for row in rows) >= 12
+    assert "Named first, alone or among equals" in confusion.markdown(rows)
 
 
 def test_indistinguishable_models_are_listed_as_equals():
