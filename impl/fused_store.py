@@ -31,7 +31,7 @@ from impl.store_modes import MODES, Mode, check_store
 THREADS = 128  # as in the CUDA source
 LANES = 8
 # A small call is latency alone: a warp a token has the shortest chain. The bytes are the same.
-SMALL_TOKENS, SMALL_LANES = 8192, 32
+SMALL_TOKENS, SMALL_LANES = 1024, 32
 
 
 def lanes_for(tokens: int) -> int:

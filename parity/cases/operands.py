@@ -100,13 +100,17 @@ def build(case: Case, device: str | torch.device = "cpu") -> "Operands | TopkOpe
     return build_topk(case, device) if case.stage == "topk" else build_logits(case, device)
 
 
-def moved(operands: "Operands | TopkOperands", device: str | torch.device) -> "Operands | TopkOperands":
-    """The same operands on another device: storages copied as they are, and every view laid over its copy."""
+def moved(operands: Any, device: str | torch.device) -> Any:
+    """The same operands (of any stage) on another device: every storage copied as it is, every view laid over its copy.
+
+    The storages are those that the operands name, else their tensors, of which kv_cache is a view of the pool."""
     device = torch.device(device)
-    copies = {name: storage.to(device, copy=True) for name, storage in operands.storages.items()}
-    homes = {
-        storage.untyped_storage().data_ptr(): (storage, copies[name]) for name, storage in operands.storages.items()
-    }
+    tensors = {part.name: getattr(operands, part.name) for part in fields(operands)}
+    tensors = {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
+    named = getattr(operands, "storages", None)
+    storages = {name: value for name, value in tensors.items() if name != "kv_cache"} if named is None else named
+    copies = {name: storage.to(device, copy=True) for name, storage in storages.items()}
+    homes = {storage.untyped_storage().data_ptr(): (storage, copies[name]) for name, storage in storages.items()}
 
     def view(tensor: Tensor) -> Tensor:
         if tensor.numel() == 0:
@@ -115,12 +119,12 @@ def moved(operands: "Operands | TopkOperands", device: str | torch.device) -> "O
         assert storage.is_contiguous()
         start = tensor.storage_offset() * tensor.itemsize - storage.storage_offset() * storage.itemsize
         start += copy.storage_offset() * copy.itemsize
-        empty = torch.empty(0, dtype=tensor.dtype, device=device)
-        return empty.set_(copy.untyped_storage(), start // tensor.itemsize, tensor.shape, tensor.stride())  # type: ignore[call-overload]
+        home = copy.untyped_storage()
+        empty: Any = torch.empty(0, dtype=tensor.dtype, device=device)
+        return empty.set_(home, start // tensor.itemsize, tensor.shape, tensor.stride())
 
-    tensors = {field.name: getattr(operands, field.name) for field in fields(operands)}
-    views: dict[str, Any] = {name: view(value) for name, value in tensors.items() if isinstance(value, Tensor)}
-    return replace(operands, storages=copies, **views)
+    views: dict[str, Any] = {name: view(value) for name, value in tensors.items()}
+    return replace(operands, **views, **({} if named is None else {"storages": copies}))
 
 
 def build_logits(case: Case, device: str | torch.device = "cpu") -> Operands:

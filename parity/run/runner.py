@@ -19,8 +19,9 @@ from parity.cases import operands as building
 from parity.run import interpreter, memory
 from parity.run.registry import Implementation, resolve_name
 
-LIGHT_PRODUCTS, LIGHT_CELLS, LIGHT_BYTES = 3 << 24, 1 << 18, 1 << 25
-"""Float64 products, logits of a top-k case and bytes of pages up to which a case is drawn and judged on the CPU."""
+LIGHT_PRODUCTS, LIGHT_CELLS, LIGHT_TOKENS, LIGHT_BYTES = 3 << 24, 1 << 18, 512, 1 << 25
+"""Float64 products, logits of a top-k case, tokens stored and bytes of pages, up to which a case is drawn and judged on
+the CPU."""
 
 SENTINEL = -7.0e33
 """What an `out=` buffer holds before the call: finite, and no logit that a case can produce."""
@@ -239,10 +240,12 @@ def execute(
     return outcome
 
 
-def light(case: cases.Case) -> bool:
+def light(case: Any) -> bool:
     """Whether a CPU evaluates the case about as fast as a GPU launches the steps of it."""
     if case.stage == "topk":
         return case.rows * case.max_context_len <= LIGHT_CELLS
+    if case.stage == "store":
+        return len(case.ids) <= LIGHT_TOKENS and case.pages * case.page_stride <= LIGHT_BYTES
     if case.stage != "logits":
         return False
     pages = case.spare + sum(-(-max(request, default=0) // cases.PAGE) for request in case.lengths)

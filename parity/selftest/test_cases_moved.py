@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from parity.cases import build, parse_case
 from parity.cases.case import STRIDES
 from parity.cases.operands import moved
+from parity.cases.store_strategies import store_cases
 from parity.cases.strategies import paged_cases, topk_cases
 from parity.run.runner import light
 
@@ -38,6 +39,22 @@ def test_moved_operands_are_the_same(case):
     before = {name: tuple(part.cpu() for part in parts) for name, parts in there.snapshot().items()}
     assert here.unchanged(before)
     assert there.case == here.case
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(store_cases(layout="fp8"))
+def test_moved_operands_of_a_store_are_the_same(case):
+    here = build(case)
+    there = moved(here, DEVICE)
+    assert all(
+        torch.equal(there.kwargs()[n].cpu().view(torch.uint8), t.contiguous().view(torch.uint8))
+        for n, t in here.kwargs().items()
+        if isinstance(t, torch.Tensor) and t.numel()
+    )
+    assert there.kv_cache.stride() == here.kv_cache.stride() and torch.equal(there.contents().cpu(), here.contents())
+    there.kv_cache.view(torch.uint8).fill_(7)
+    there.restore()
+    assert torch.equal(there.contents().cpu(), here.contents())
 
 
 @pytest.mark.parametrize(

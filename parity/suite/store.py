@@ -131,7 +131,9 @@ def _compare(runner: Runner, case: StoreCase, check: str, outcome: Outcome, othe
         if not pairs:
             continue
         here, there = (torch.tensor(side, device=kept.device) for side in zip(*pairs, strict=True))
-        for what, mine, theirs in zip(("payload", "scale"), parts, found, strict=True):
+        for what, mine, theirs in zip(
+            ("payload", "scale"), parts, (part.to(kept.device) for part in found), strict=True
+        ):
             wrong = mine[here] != theirs[there]
             cells += wrong.numel()
             if bool(wrong.any()):
