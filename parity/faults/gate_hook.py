@@ -56,11 +56,11 @@ def as_row(row: Mapping[str, Any]) -> Row:
 
 
 def first_failure(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The first failed row that a diagnosis can work on: it names an implementation and a case."""
-    for row in rows:
-        if row["status"] == "failed" and row.get("level") in JUDGED and row.get("case"):
-            return row
-    return None
+    """The first failed row that a diagnosis can work on: it names an implementation and a case, at the earliest level.
+
+    A pair of invariance comes last: its case alone may be answered correctly."""
+    known = [row for row in rows if row["status"] == "failed" and row.get("level") in JUDGED and row.get("case")]
+    return min(known, key=lambda row: JUDGED.index(str(row["level"])), default=None)
 
 
 def show_diagnosis(rows: Sequence[Mapping[str, Any]], device: str, contract: str | None) -> None:

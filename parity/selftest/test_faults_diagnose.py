@@ -154,6 +154,7 @@ def test_the_gates_first_failure_is_the_one_that_is_diagnosed(monkeypatch, capsy
     seen = []
     monkeypatch.setattr(gate, "call", lambda command, environment, output: seen.append(command) or 0)
     rows = [
+        {"implementation": "b", "level": "invariance", "check": "rows", "status": "failed", "case": "v1 lens=1"},
         {"implementation": "a", "level": "resources", "check": "memory", "status": "failed", "case": "v1 lens=1"},
         {"implementation": "x.py:f", "stage": "logits", "layout": "fp8", "level": "layout", "check": "exact"}
         | {"status": "failed", "case": "v1 lens=1", "first_case": "v1 lens=70"},
@@ -161,5 +162,5 @@ def test_the_gates_first_failure_is_the_one_that_is_diagnosed(monkeypatch, capsy
     gate_hook.show_diagnosis(rows, "cpu", None)
     assert seen[0][seen[0].index("--case") + 1] == "v1 lens=70" and "--layout" in seen[0]
     assert "layout/exact of x.py:f" in capsys.readouterr().out
-    gate_hook.show_diagnosis(rows[:1], "cpu", None)
+    gate_hook.show_diagnosis(rows[1:2], "cpu", None)
     assert len(seen) == 1
