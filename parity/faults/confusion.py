@@ -64,7 +64,7 @@ def run_measure(seed: int, json_file: str | None) -> int:
     """`parity diagnose --measure`."""
     started = time.monotonic()
     rows = measure(measurable(), seed)
-    report = {"kind": "indexer-parity/confusion", "seed": seed, "rows": rows, "share": share(rows)}
+    report: Row = {"kind": "indexer-parity/confusion", "format": 1, "seed": seed, "rows": rows, "share": share(rows)}
     report["duration"] = round(time.monotonic() - started, 1)
     write_json(json_file, report)
     print(markdown(rows))

@@ -318,6 +318,7 @@ def as_json(found: Diagnosis) -> Row:
 
     return {
         "kind": "indexer-parity/diagnosis",
+        "format": 1,
         "explained": found.explained,
         "first_bad_stage": found.best[0].faults[0].stage if found.explained else None,
         "best": [row(each) for each in found.best],

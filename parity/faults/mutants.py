@@ -55,6 +55,7 @@ def main(words: Sequence[str]) -> int:
     report = run(ids, options.profile, options.full, options.workers)
     report |= {
         "kind": "indexer-parity/mutants",
+        "format": 1,
         "profile": options.profile,
         "duration": round(time.time() - started, 1),
     }

@@ -284,6 +284,7 @@ def measure(workers: int | None = None) -> dict[str, Any]:
         good = dict(honest_rows)
     return {
         "kind": "indexer-parity/rules",
+        "format": 1,
         "models": models,
         "correct": good,
         "rules": [rate(rule.name, rule.owner, rule.pipelines, models, good) for rule in RULES],

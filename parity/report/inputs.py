@@ -18,6 +18,7 @@ NAMES = {
     RECALL: "recall",
     MEMORY: "memory",
     STORY: "story",
+    "indexer-parity/mutants": "faults",
     "bench store": "store_bench",
 }
 
