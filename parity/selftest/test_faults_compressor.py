@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from parity.cases.case import parse_case
-from parity.cases.compressor import CompressorCase, build_compressor
+from parity.cases.compressor import CompressorCase, build_compressor, parse_compressor_case
 from parity.faults.building import CPU, correct_implementation
 from parity.judge.outcome import Labels, Status
 from parity.judge.pooled import expected, judge_compressor, windows
@@ -42,7 +42,7 @@ def test_bad_cases_are_refused_in_one_sentence(text, part):
 
 
 def test_windows_are_those_of_the_reference_state():
-    case = parse_case(SCRIPT)
+    case = parse_compressor_case(SCRIPT)
     operands, state = build_compressor(case), CompressorState(TINY, slots=3)
     for step, call, (closes, window) in zip(operands.steps, case.calls, windows(operands), strict=True):
         at, parts = 0, []
@@ -108,7 +108,7 @@ def test_a_group_that_closes_early_is_seen():
 
 
 def test_requests_take_over_free_rows_uncleared():
-    operands = build_compressor(parse_case("v1 stage=compressor calls=0:5/1:4/1:4/2:5"))
+    operands = build_compressor(parse_compressor_case("v1 stage=compressor calls=0:5/1:4/1:4/2:5"))
     assert int(operands.steps[0].slots[0]) == int(operands.steps[1].slots[0]) == int(operands.steps[3].slots[0])
     assert bool(operands.state.isnan().all())
 

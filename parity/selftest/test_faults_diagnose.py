@@ -151,8 +151,13 @@ def test_the_gates_first_failure_is_the_one_that_is_diagnosed(monkeypatch, capsy
     from parity import gate
     from parity.faults import gate_hook
 
-    seen = []
-    monkeypatch.setattr(gate, "call", lambda command, environment, output: seen.append(command) or 0)
+    seen: list[list[str]] = []
+
+    def call(command, environment, output):
+        seen.append(command)
+        return 0
+
+    monkeypatch.setattr(gate, "call", call)
     rows = [
         {"implementation": "b", "level": "invariance", "check": "rows", "status": "failed", "case": "v1 lens=1"},
         {"implementation": "a", "level": "resources", "check": "memory", "status": "failed", "case": "v1 lens=1"},

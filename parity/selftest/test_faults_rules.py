@@ -84,7 +84,8 @@ def test_owners_operands_are_accepted_from_a_correct_function_and_a_fault_is_ref
 
 def test_the_table_has_a_line_for_every_rule():
     row = {group: ["cosine 1e-3"] for group in rules_run.GROUPS}
-    report = {"models": {"relu-missing": row}, "correct": {"logits bf16: staged": row}}
-    report["rules"] = [rules_run.rate(r.name, r.owner, r.pipelines, report["models"], report["correct"]) for r in RULES]
+    models, correct = {"relu-missing": row}, {"logits bf16: staged": row}
+    rates = [rules_run.rate(rule.name, rule.owner, rule.pipelines, models, correct) for rule in RULES]
+    report = {"models": models, "correct": correct, "rules": rates}
     text = rules_run.table(report)
     assert all(rule.name in text for rule in RULES) and "100% (1 of 1)" in text
