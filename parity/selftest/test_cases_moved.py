@@ -1,6 +1,7 @@
 """Operands moved to another device keep every byte, gap and stride, and share no memory with what they were."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ def tensors(operands):
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(CASES)
 def test_moved_operands_are_the_same(case):
-    here = build(case)
+    here: Any = build(case)
     there = moved(here, DEVICE)
     for name, value in tensors(here).items():
         other = tensors(there)[name]
@@ -44,7 +45,7 @@ def test_moved_operands_are_the_same(case):
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(store_cases(layout="fp8"))
 def test_moved_operands_of_a_store_are_the_same(case):
-    here = build(case)
+    here: Any = build(case)
     there = moved(here, DEVICE)
     assert all(
         torch.equal(there.kwargs()[n].cpu().view(torch.uint8), t.contiguous().view(torch.uint8))

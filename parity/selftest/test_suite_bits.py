@@ -11,7 +11,7 @@ from parity.cases.case import parse_case
 from parity.judge.arithmetic import Grouped, named_model
 from parity.judge.contract import Contract
 from parity.judge.headsum import HeadSum
-from parity.judge.outcome import Status, merge
+from parity.judge.outcome import Status, Verdict, merge
 from parity.run import predicted, sharpness
 from parity.run.probe import Verified
 from parity.run.registry import Implementation, load
@@ -95,8 +95,8 @@ def test_a_record_that_the_compiled_kernel_contradicts_predicts_nothing(monkeypa
         monkeypatch.setattr("parity.run.headorder.compiled", lambda config, compiled=compiled: compiled)
         assert bits.order_of(InProcess(simulated(), CPU), case) == order_for(64)
     monkeypatch.setattr("parity.run.headorder.compiled", lambda config: ["(0+1)"])
-    assert "does not add its heads in the order on record (chain 64)" in bits.order_of(
-        InProcess(simulated(), CPU), case
+    assert "does not add its heads in the order on record (chain 64)" in str(
+        bits.order_of(InProcess(simulated(), CPU), case)
     )
 
 
@@ -145,7 +145,7 @@ ALL = arithmetic.Examined("auto", tuple(map(verified, NAMES)), 1.0, True)
 
 
 def implementation(words, kernel="triton", spec=None):
-    contract = Contract.from_dict(words, "cuda", **CARD)
+    contract = Contract.from_dict(words, "cuda", capability=CARD["capability"])
     return Implementation("x", "logits", contract.layout, contract, kernel=kernel, spec=spec)
 
 
@@ -214,12 +214,12 @@ def test_what_was_examined_goes_to_other_processes_and_the_report():
 def test_every_reason_not_to_run_has_a_name():
     cuda = torch.device("cuda")
     unsure = implementation({"layout": "fp8"})
-    assert "a card's matrix unit" in bits.unverified(unsure, CPU)
-    assert "no verified model of its dots" in bits.unverified(unsure, cuda)
+    assert "a card's matrix unit" in str(bits.unverified(unsure, CPU))
+    assert "no verified model of its dots" in str(bits.unverified(unsure, cuda))
     assert "comes from" not in (bits.no_order(simulated(), cuda) or "")
-    assert "library" in bits.unverified(implementation({"layout": "bf16"}, "torch"), cuda)
-    assert "contract key `dots`" in bits.no_dots(simulated(dots=None), cuda)
-    assert "the order in which it adds its heads" in bits.no_order(simulated(kernel="unknown"), cuda)
+    assert "library" in str(bits.unverified(implementation({"layout": "bf16"}, "torch"), cuda))
+    assert "contract key `dots`" in str(bits.no_dots(simulated(dots=None), cuda))
+    assert "the order in which it adds its heads" in str(bits.no_order(simulated(kernel="unknown"), cuda))
 
 
 USER = """
@@ -253,7 +253,7 @@ def test_a_users_dots_are_asked_in_the_worker(tmp_path, name, status, said):
     assert impl.contract.named and impl.contract.dots == f"{source}:{name.removeprefix('with_')}"
     impl = replace(impl, contract=impl.contract.verified())
     found = judge_one(find_check("bits/dots"), runner_for(impl, CPU), CASE)
-    assert found.status is status and said in found.message, found.message
+    assert found is not None and found.status is status and said in found.message, found
 
 
 def test_a_contract_names_a_function():
@@ -265,7 +265,7 @@ def test_a_contract_names_a_function():
 
 
 def test_three_faults_that_only_the_model_sees():
-    said = []
+    said: list[str] = []
     found = sharpness.report(CPU, said.append, requests=1)
     assert found["exit"] == 0 and found["simulated"], said
     table = found["tables"][0]
@@ -277,7 +277,8 @@ def test_three_faults_that_only_the_model_sees():
 
 
 def test_a_kernel_that_is_wrong_for_both_is_no_evidence():
-    trial = sharpness.Trial("x", True, SimpleNamespace(passed=False), SimpleNamespace(passed=False))
-    assert not trial.shown
-    assert not sharpness.Trial("x", True, SimpleNamespace(passed=True), SimpleNamespace(passed=True)).shown
+    failed, passed = (Verdict(status, "rounding", "x") for status in (Status.FAILED, Status.PASSED))
+    assert not sharpness.Trial("x", True, failed, failed).shown
+    assert not sharpness.Trial("x", True, passed, passed).shown
+    assert sharpness.Trial("x", True, passed, failed).shown
     assert isinstance(RULE, Grouped)
