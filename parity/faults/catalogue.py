@@ -6,21 +6,27 @@ from parity.faults import (
     compressor_models,
     logits_device,
     logits_formula,
+    logits_mask,
     logits_rows,
     store_bytes,
+    store_layout,
     store_models,
     topk_models,
+    topk_slots,
 )
 from parity.faults.model import KINDS, Fault
 
 MODELS: tuple[Fault, ...] = (
     *logits_formula.MODELS,
     *logits_rows.MODELS,
+    *logits_mask.MODELS,
     *logits_device.MODELS,
     *topk_models.MODELS,
+    *topk_slots.MODELS,
     *compressor_models.MODELS,
     *store_models.MODELS,
     *store_bytes.MODELS,
+    *store_layout.MODELS,
 )
 BY_ID: dict[str, Fault] = {fault.id: fault for fault in MODELS}
 assert len(BY_ID) == len(MODELS), "two fault models have the same id"
