@@ -49,6 +49,7 @@ def test_every_key_from_toml(tmp_path):
         layout="fp8",
         arithmetic=Grouped(16, 24, 23, running=False, known_order=False),
         arithmetic_name="grouped(16, 24, 23, running=False, known_order=False)",
+        named=True,
         dot_dtype=torch.bfloat16,
         product_dtype=torch.float32,
         sum_unit=torch.float16,
