@@ -61,6 +61,13 @@ def test_a_dropped_head_shrinks_to_that_head():
     assert case.heads == 64 and case.only_heads == (63,) and case.lengths == ((1,),)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_the_smallest_case_does_not_depend_on_what_was_drawn(seed):
+    found = run_check(find_check("layout/exact"), runner_of("head_63"), replace(PATIENT, seed=seed))
+    case = parse_case(found.verdict.case)
+    assert case.only_heads == (63,) and case.lengths == ((1,),)
+
+
 def test_an_unwritten_tail_shrinks_to_a_row_without_keys():
     case, verdict = minimal("tail_unwritten")
     assert case.rows == 1 and case.longest <= 1 and case.clean

@@ -21,6 +21,7 @@ from parity.run.registry import Implementation
 from parity.run.runner import Outcome, Runner
 from parity.suite import shapes
 from parity.suite.check import Check, complaint, named, sampled_rows, verdict
+from parity.suite.draws import mostly
 from parity.suite.profiles import Profile
 
 DATA = ("octaves", "near_ties", "outliers", "saturating", "negative", "needle", "fp4_grid", "subnormal")
@@ -203,7 +204,7 @@ def _dots(impl: Implementation, profile: Profile, device: torch.device) -> st.Se
         data = draw(st.sampled_from(data_for(impl)))
         return Case(lengths=lengths, layout=impl.layout, heads=heads, data=data, seed=seed, perm=perm)
 
-    return st.one_of(*[plain] * 7, larger())
+    return mostly(plain, larger(), 8)
 
 
 def _golden(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[Case]:

@@ -8,6 +8,8 @@ from pathlib import Path
 from hypothesis import Phase, Verbosity, settings
 from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 
+from parity.suite.draws import BACKEND
+
 DATABASE = Path(".parity") / "examples"
 """Where `nightly` keeps the examples that failed, relative to the current folder; share it between runs."""
 
@@ -37,12 +39,13 @@ class Profile:
     seed: int = 0
     verbose: bool = False
 
-    def settings(self, examples: int) -> settings:
-        """Hypothesis settings for one check's search."""
+    def settings(self, examples: int, *, listed: bool = False) -> settings:
+        """Hypothesis settings for one check's search; a list of cases is gone through, anything else drawn."""
         return settings(
             max_examples=max(1, examples),
             database=None,  # Hypothesis has none where it is seeded; ours is `store`
             deadline=None,
+            backend="hypothesis" if listed else BACKEND,
             phases=(Phase.generate, Phase.shrink),
             verbosity=Verbosity.verbose if self.verbose else Verbosity.normal,
         )

@@ -93,8 +93,7 @@ def run_check(
             raise _Stop
         return fails(case)
 
-    names = (impl.name, check.level, check.name)
-    key, store = "/".join(names).encode(), profile.store()
+    key, store = "/".join((impl.name, check.level, check.name)).encode(), profile.store()
     with contextlib.suppress(NoSuchExample, _Stop):
         if store is not None and _replay(store, key, check, fails):
             raise _Stop
@@ -102,8 +101,9 @@ def run_check(
             strategy,
             condition,
             # Hypothesis also counts cases that it has drawn before, and a list of cases ends by itself.
-            settings=profile.settings(2 * wanted if wanted else LISTED),
-            random=profile.source(*names),
+            settings=profile.settings(2 * wanted if wanted else LISTED, listed=wanted is None),
+            # Without the folders of a file: the same cases wherever it lies.
+            random=profile.source(impl.short, check.level, check.name),
         )
     if not bad:
         worst = max((v for v in verdicts if v.ratio is not None), key=lambda v: v.ratio or 0.0, default=None)

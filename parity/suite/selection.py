@@ -11,6 +11,7 @@ from parity.run.registry import Implementation
 from parity.run.runner import Outcome, Runner
 from parity.suite import shapes
 from parity.suite.check import Check, complaint, named, oracle
+from parity.suite.draws import mostly
 from parity.suite.profiles import Profile
 from parity.suite.rounding import coarse
 
@@ -99,7 +100,7 @@ def _end_to_end(impl: Implementation, profile: Profile, device: torch.device) ->
 
 def _synthetic(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[Case]:
     if device.type == "cuda" and profile.large:
-        return st.one_of(*[topk_cases()] * 7, topk_cases(max_length=shapes.LONGEST, max_requests=2))
+        return mostly(topk_cases(), topk_cases(max_length=shapes.LONGEST, max_requests=2), 8)
     return topk_cases()
 
 

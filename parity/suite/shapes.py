@@ -10,6 +10,7 @@ from parity.cases.case import HEADS, MAX_ID, PAGE, POISONS, TAILS, Case
 from parity.cases.notation import causal_lengths
 from parity.cases.strategies import SEEDS, paged_cases
 from parity.run.registry import Implementation
+from parity.suite.draws import mostly
 from parity.suite.profiles import Profile
 
 TALL = (8, 20)
@@ -43,7 +44,7 @@ def small(impl: Implementation, profile: Profile, data: Sequence[str], **options
     if "max_rows" in options:
         return few
     tall = {"max_requests": 1, "max_next_n": TALL[1], "max_rows": TALL[1], "max_pages": 2, "wide": False}
-    return st.one_of(few, few, few, few, paged_cases(**{**common, **options, **tall, "min_rows": TALL[0]}))
+    return mostly(few, paged_cases(**{**common, **options, **tall, "min_rows": TALL[0]}), 5)
 
 
 def drawn(
@@ -53,7 +54,7 @@ def drawn(
     plain = small(impl, profile, data, **options)
     if device.type != "cuda" or not profile.large:
         return plain
-    return st.one_of(*[plain] * 7, real(impl, data))
+    return mostly(plain, real(impl, data), 8)
 
 
 def real(impl: Implementation, data: Sequence[str]) -> st.SearchStrategy[Case]:

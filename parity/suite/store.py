@@ -21,6 +21,7 @@ from parity.run.registry import Implementation
 from parity.run.runner import Outcome, Runner
 from parity.run.store_digests import digest_of, known_digests
 from parity.suite.check import Check, complaint, labels, verdict
+from parity.suite.draws import mostly
 from parity.suite.profiles import Profile
 
 REPEATS = {"cpu": 2, "cuda": 20}
@@ -37,7 +38,7 @@ def _drawn(**options: Any) -> Strategy:
         if device.type != "cuda" or not profile.large or options.get("big"):
             return plain
         large = plain.map(lambda case: _many(case, LARGE)) if "max_tokens" not in options else plain
-        return st.one_of(*[plain] * 7, large)
+        return mostly(plain, large, 8)
 
     return strategy
 
