@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from parity.command import USAGE, CommandError, check_writable, read_json, write_json
+from parity.run.stack import roomy
 
 PROFILES = ("smoke", "ci", "nightly", "debug")
 STAGES = ("logits", "topk", "store", "compressor")
@@ -177,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     prog = f"parity {words[0]}" if words else "parity"
     try:
-        return dispatch(words)
+        return roomy(dispatch)(words)
     except CommandError as error:
         print(f"{prog}: {error}", file=sys.stderr)
     except KeyboardInterrupt:

@@ -26,6 +26,7 @@ from parity.cases import case as cases
 from parity.cases import operands as building
 from parity.run import runner as running
 from parity.run.registry import Implementation, SpecError, resolve_name
+from parity.run.stack import roomy
 
 START_SECONDS = 180.0
 """For the child to import torch on a loaded machine; not part of any case's time-out."""
@@ -227,6 +228,7 @@ class Worker:
 # ---------------------------------------------------------------------------------------------- in the child process
 
 
+@roomy
 def serve(read: int, write: int) -> None:
     """Answer messages until the pipe closes."""
     with os.fdopen(read, "rb") as incoming:

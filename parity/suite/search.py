@@ -13,6 +13,7 @@ from parity.cases.case import Case, parse_case
 from parity.cases.reducer import reduce_case
 from parity.judge.outcome import Status, Verdict, merge
 from parity.run.runner import Runner
+from parity.run.stack import roomy
 from parity.suite.check import LEAST, Check, examples_of
 from parity.suite.profiles import Profile
 
@@ -38,6 +39,7 @@ class Finding:
     first_case: str = field(default="")
 
 
+@roomy
 def run_check(
     check: Check,
     runner: Runner,
