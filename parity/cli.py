@@ -128,7 +128,9 @@ def build_parser() -> Parser:
     device_options(sub)
     profile_options(sub)
     sub.add_argument("--level", choices=LEVELS, action="append", default=[], help="only this level (repeatable)")
-    sub.add_argument("--workers", type=count, metavar="N", help="processes (default: 2 on CPU with two cores, else 1)")
+    sub.add_argument(
+        "--workers", type=count, metavar="N", help="processes (default: 2 on a CPU; on a card one for 16 GB, at most 8)"
+    )
     sub.add_argument("--no-golden", action="store_true", help="leave the goldens out")
     sub.add_argument("--no-faults", action="store_true", help="leave fault models and the diagnosis out")
     sub.add_argument("--no-compile", action="store_true", help="leave the compile gate out (as smoke does)")

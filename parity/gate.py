@@ -26,6 +26,8 @@ SUITE = PACKAGE / "suite"
 INI = PACKAGE / "gate.ini"
 PYTEST_USAGE, PYTEST_EMPTY = 4, 5
 ENDED = "the suite's pytest ended with exit code"
+WORKER_BYTES = 16 << 30  # of a card's memory, for the largest cases of one process
+MOST_WORKERS = 8
 SHOWN = 8  # rejections printed in full; the JSON file has all of them
 
 
@@ -167,8 +169,17 @@ def suite_error(message: str) -> dict[str, Any]:
 
 
 def default_workers(device: str) -> int:
-    """Two processes where there are two cores and no card to share; one in this process's child otherwise."""
-    return 2 if device == "cpu" and (os.cpu_count() or 1) >= 2 else 0
+    """Two processes on a CPU of two cores; on a card as many as its memory and the cores hold. 0: in the child itself.
+
+    Most cases are small, and drawn and judged on the CPU while the card waits; the largest take WORKER_BYTES.
+    """
+    cores = os.cpu_count() or 1
+    if device == "cpu":
+        return 2 if cores >= 2 else 0
+    from parity.run.device import total_memory
+
+    found = min(MOST_WORKERS, cores - 1, total_memory() // WORKER_BYTES)
+    return found if found >= 2 else 0
 
 
 def suite_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ Does nothing, and imports nothing heavy, unless a `--parity-...` option is given
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ ROW = "parity"  # name of the user property that carries a row from a worker to 
 NOTHING_JUDGED = 2
 
 SESSION: pytest.StashKey[Any] = pytest.StashKey()
+TOTAL: pytest.StashKey[float] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -110,12 +112,22 @@ def _open(config: pytest.Config) -> Any:
                 seconds=options.parity_seconds,
                 examples=options.parity_examples,
             ),
-            processes=worker.get("workercount", 1),
+            clock=_clock(options.parity_seconds, worker),
             arithmetic=options.parity_arithmetic or "auto",
             examined=Examined.from_dict(worker["parity_examined"]) if "parity_examined" in worker else None,
         )
     except ValueError as error:
         raise pytest.UsageError(f"parity: {error}") from error
+
+
+def _clock(seconds: float | None, worker: dict[str, Any]) -> Any:
+    """The session's clock, one for all processes of xdist; None where no time was given."""
+    from parity.suite.clock import Clock
+
+    if seconds is None or "parity_ledger" not in worker:
+        return None if seconds is None else Clock(seconds)
+    started = float(worker["parity_started"])
+    return Clock(seconds, worker["workercount"], Path(worker["parity_ledger"]), started)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -133,7 +145,7 @@ def parity_judge(request: pytest.FixtureRequest, parity_pair: Any) -> Any:
 
     def judge() -> None:
         impl, check = parity_pair
-        row = request.config.stash[SESSION].judge(impl, check, _weight(request.session, impl, check))
+        row = request.config.stash[SESSION].judge(impl, check, _total(request.session))
         request.node.user_properties.append((ROW, json.dumps(row)))
         if row["status"] in ("failed", "error", "vacuous"):
             pytest.fail(f"{check.id} {row['status']}: {row['message']}", pytrace=False)
@@ -143,12 +155,13 @@ def parity_judge(request: pytest.FixtureRequest, parity_pair: Any) -> Any:
     return judge
 
 
-def _weight(session: pytest.Session, impl: Any, check: Any) -> float:
-    """This check's part of the session's time: its share among the tests that were collected."""
-    pairs = [pair for item in session.items if (pair := _pair(item)) is not None]
-    device = session.config.stash[SESSION].device
-    total = sum(each.weight(other, device) for other, each in pairs)
-    return check.weight(impl, device) / total if total else 1.0
+def _total(session: pytest.Session) -> float:
+    """What the checks that were collected weigh, those that cannot run here apart."""
+    if TOTAL not in session.config.stash:
+        pairs = [pair for item in session.items if (pair := _pair(item)) is not None]
+        device = session.config.stash[SESSION].device
+        session.config.stash[TOTAL] = sum(check.weight(impl, device) for impl, check in pairs if not impl.absent)
+    return session.config.stash[TOTAL]
 
 
 def _pair(item: pytest.Item) -> Any:
@@ -166,6 +179,7 @@ class Reporter:
         self.session = config.stash[SESSION]
         self.record = Record()
         self.reports_here = not hasattr(config, "workerinput")
+        self.folder = tempfile.TemporaryDirectory(prefix="parity-session-")  # removed with this object
 
     def pytest_report_header(self) -> list[str]:
         return self.session.header()
@@ -174,6 +188,8 @@ class Reporter:
     def pytest_configure_node(self, node: Any) -> None:
         """xdist: every worker draws with the seed that the header names, and the card is asked once."""
         node.workerinput["parity_seed"] = self.session.profile.seed
+        node.workerinput["parity_started"] = self.record.started
+        node.workerinput["parity_ledger"] = str(Path(self.folder.name) / "ended")
         node.workerinput["parity_examined"] = self.session.arithmetic.as_dict()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -199,6 +215,7 @@ class Reporter:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         self.session.close()
+        self.folder.cleanup()
         if not self.reports_here:
             return
         rows = self.record.rows

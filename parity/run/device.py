@@ -23,6 +23,11 @@ def resolve(choice: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def total_memory() -> int:
+    """Bytes of the current CUDA device."""
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+
+
 def architecture(device: torch.device) -> str:
     """cpu, or the compute capability as sm_90."""
     if device.type != "cuda":

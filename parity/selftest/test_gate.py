@@ -278,3 +278,20 @@ def test_a_progress_line_says_what_was_found():
     assert " ".join(progress.line(row).split()) == "passed a layout/exact 1 example, worst/bound 0.25, 1.2 s"
     absent = {**PASSED, "status": "not run", "message": "no card"}
     assert progress.line(absent) == "not run     a layout/exact: no card"
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "gigabytes", "workers"),
+    [
+        ("cpu", 1, 0, 0),
+        ("cpu", 16, 0, 2),
+        ("cuda", 16, 140, 8),
+        ("cuda", 64, 80, 5),
+        ("cuda", 16, 24, 0),
+        ("cuda", 2, 140, 0),
+    ],
+)
+def test_as_many_workers_as_cores_and_memory_hold(monkeypatch, device, cores, gigabytes, workers):
+    monkeypatch.setattr(gate.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr("parity.run.device.total_memory", lambda: gigabytes << 30)
+    assert gate.default_workers(device) == workers

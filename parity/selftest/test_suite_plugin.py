@@ -108,6 +108,29 @@ def test_the_time_budget_holds(tmp_path):
     assert sum(row["seconds"] for row in report["rows"]) < 12
 
 
+def test_two_processes_share_one_clock(tmp_path):
+    """Cheap checks leave nearly all the time; the clock of each process must know what ended in both."""
+    spy = tmp_path / "spy.py"
+    spy.write_text(
+        "import os\n"
+        "from parity.suite.clock import Clock\n"
+        "share = Clock.share\n"
+        "def told(self, weight, total):\n"
+        f"    with open({str(tmp_path / 'told')!r}, 'a') as file:\n"
+        "        file.write(f'{os.getpid()} {self.processes} {self.ended()} {total} {self.started}\\n')\n"
+        "    return share(self, weight, total)\n"
+        "Clock.share = told\n"
+    )
+    words = ["-p", "spy", *SUITE, *user("correct"), *FAST, "--parity-seconds", "60", *LAYOUT, "-n", "2"]
+    code, text = run_pytest(tmp_path, *words)
+    assert code == 0, text
+    told = [line.split() for line in (tmp_path / "told").read_text().splitlines()]
+    assert len(told) == 5 and {line[1] for line in told} == {"2"} and len({line[4] for line in told}) == 1
+    assert len({line[0] for line in told}) == 2 and len({line[3] for line in told}) == 1
+    # The last to start has seen the others' end, bar the one that may still run beside it.
+    assert max(float(line[2]) for line in told) > float(told[0][3]) / 3
+
+
 def test_the_nightly_profile_remembers_failures(tmp_path):
     words = [
         *SUITE,

@@ -204,7 +204,7 @@ def _dots(impl: Implementation, profile: Profile, device: torch.device) -> st.Se
         data = draw(st.sampled_from(data_for(impl)))
         return Case(lengths=lengths, layout=impl.layout, heads=heads, data=data, seed=seed, perm=perm)
 
-    return mostly(plain, larger(), 8)
+    return mostly(plain, larger(), shapes.REAL_EVERY)
 
 
 def _golden(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[Case]:

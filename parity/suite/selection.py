@@ -100,7 +100,7 @@ def _end_to_end(impl: Implementation, profile: Profile, device: torch.device) ->
 
 def _synthetic(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[Case]:
     if device.type == "cuda" and profile.large:
-        return mostly(topk_cases(), topk_cases(max_length=shapes.LONGEST, max_requests=2), 8)
+        return mostly(topk_cases(), topk_cases(max_length=shapes.LONGEST, max_requests=2), shapes.REAL_EVERY)
     return topk_cases()
 
 

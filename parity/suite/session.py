@@ -19,6 +19,7 @@ from parity.run.runner import Runner
 from parity.run.worker import runner_for
 from parity.suite.arithmetic import Examined, examine, sharpened
 from parity.suite.check import Check, all_checks
+from parity.suite.clock import Clock
 from parity.suite.profiles import Profile
 from parity.suite.search import Finding, run_check
 
@@ -32,7 +33,7 @@ class Session:
     implementations: dict[str, Implementation]
     device: torch.device
     profile: Profile
-    processes: int = 1
+    clock: Clock | None = None
     arithmetic: Examined = field(default_factory=Examined)
     _runners: dict[str, Runner] = field(default_factory=dict)
 
@@ -50,15 +51,15 @@ class Session:
             self._runners[impl.name] = runner_for(impl, self.device, self.profile.case_seconds)
         return self._runners[impl.name]
 
-    def judge(self, impl: Implementation, check: Check, weight: float | None = None) -> Row:
-        """Run one check and return its row; `weight` is its part of the session's time budget, if there is one."""
-        seconds = None
-        if self.profile.seconds is not None and weight is not None:
-            seconds = self.profile.seconds * self.processes * weight
+    def judge(self, impl: Implementation, check: Check, total: float = 0.0) -> Row:
+        """Run one check and return its row; where time is limited, `total` is what all checks of the session weigh."""
         if impl.absent:
-            finding = absent(impl, check)
-        else:
-            finding = run_check(check, self.runner(impl), self.profile, seconds=seconds)
+            return row(impl, check, absent(impl, check))
+        weight = check.weight(impl, self.device)
+        seconds = self.clock.share(weight, total) if self.clock is not None else None
+        finding = run_check(check, self.runner(impl), self.profile, seconds=seconds)
+        if self.clock is not None:
+            self.clock.end(weight)
         return row(impl, check, finding)
 
     def header(self) -> list[str]:
@@ -120,14 +121,14 @@ def open_session(
     contract: str | None,
     device: torch.device,
     profile: Profile,
-    processes: int = 1,
+    clock: Clock | None = None,
     arithmetic: str = "auto",
     examined: Examined | None = None,
 ) -> Session:
     """A session for one named implementation, or for the built-in ones that layout and stage leave.
 
-    arithmetic: "auto" asks a CUDA device once which models its dots follow, "bound" does not; examined: what another
-    process of the same session has found out already.
+    clock: shares out the time, where it is limited. arithmetic: "auto" asks a CUDA device once which models its dots
+    follow, "bound" does not; examined: what another process of the same session has found out already.
 
     ValueError (SpecError) with one sentence if an implementation cannot be loaded or nothing is left.
     """
@@ -149,7 +150,7 @@ def open_session(
         examined = examine(device, found.values(), arithmetic)
     here = architecture(device)
     found = {name: sharpened(each, examined, here) for name, each in found.items()}
-    return Session(found, device, profile, processes, examined)
+    return Session(found, device, profile, clock, examined)
 
 
 def row(impl: Implementation, check: Check, finding: Finding) -> Row:

@@ -19,8 +19,14 @@ TALL = (8, 20)
 LONGEST = 1 << 18
 """Largest context length drawn, in compressed keys: a prompt of a million tokens."""
 
-POOL_KEYS = 1 << 22
-"""Distinct keys in a real-shaped case: at most 1 GiB of bf16 pages."""
+POOL_KEYS = 1 << 20
+"""Distinct keys in a drawn case of real shape: at most 256 MiB of bf16 pages."""
+
+MOST_KEYS = 1 << 22
+"""Distinct keys of the largest listed case: 1 GiB of bf16 pages."""
+
+REAL_EVERY = 16
+"""One case in so many has a real shape, where the device can compute them: it costs as much as dozens of small ones."""
 
 RESULT_CELLS = 1 << 27
 """Cells of a real-shaped result: at most 512 MiB."""
@@ -50,11 +56,11 @@ def small(impl: Implementation, profile: Profile, data: Sequence[str], **options
 def drawn(
     impl: Implementation, profile: Profile, device: torch.device, data: Sequence[str], **options: Any
 ) -> st.SearchStrategy[Case]:
-    """`small` cases, with a real shape in every eighth place on CUDA. Shrinks toward small ones."""
+    """`small` cases, with one of real shape in REAL_EVERY places on CUDA. Shrinks toward small ones."""
     plain = small(impl, profile, data, **options)
     if device.type != "cuda" or not profile.large:
         return plain
-    return mostly(plain, real(impl, data), 8)
+    return mostly(plain, real(impl, data), REAL_EVERY)
 
 
 def real(impl: Implementation, data: Sequence[str]) -> st.SearchStrategy[Case]:
@@ -98,11 +104,17 @@ def real(impl: Implementation, data: Sequence[str]) -> st.SearchStrategy[Case]:
 
 
 def long_rows(impl: Implementation, device: torch.device, data: str) -> st.SearchStrategy[Case]:
-    """One long row on a CPU (4,096 keys at 64 heads); on CUDA the ends of the range and a 4,096-row prefill."""
+    """One long row on a CPU (4,096 keys at 64 heads); on CUDA the ends of the range, 16 of the longest at once, and a
+    4,096-row prefill."""
     heads = 64 if 64 in heads_of(impl) else heads_of(impl)[-1]
     shapes: list[tuple[tuple[int, ...], ...]] = [((4096,),)]
     if device.type == "cuda":
-        shapes += [((1,),), ((LONGEST,),), (causal_lengths(4 * 16384 - 4096, 4096),)]
+        shapes += [
+            ((1,),),
+            ((LONGEST,),),
+            ((LONGEST,),) * (MOST_KEYS // LONGEST),
+            (causal_lengths(4 * 16384 - 4096, 4096),),
+        ]
     return st.sampled_from(
         [Case(lengths=x, layout=impl.layout, heads=heads, data=data, seed=7, perm=11, tail="canary") for x in shapes]
     )
