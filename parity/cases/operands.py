@@ -1,20 +1,16 @@
-"""From a case to the tensors a kernel is called with: pages written, everything unreadable poisoned."""
+"""From a case to the tensors a kernel is called with, and the proof that it left them alone."""
 
-import mmap
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from parity.cases import counter, placement, scores, values
-from parity.cases.case import DIM, PAGE, SLOT_BYTES, Case
+from parity.cases import counter, placement, pools, scores, values
+from parity.cases.case import DIM, PAGE, Case
 from parity.cases.placement import Placement, block_table, row_names
+from parity.cases.pools import build_pool, cache_view, chosen_keys
 
-POISON_BYTE = {"nan": 0xFF, "huge": 0x7E, "canary": 0x44}  # 0x44..: 3.0 in e4m3, 785 in bf16 and float32
-LAZY_BYTES = 1 << 28  # a CPU pool above this is mapped lazily and poisoned around the pages in use alone
-CHUNK_ELEMENTS = 1 << 23  # drawn at a time; the largest temporary is int64 [elements / 64] or int32 [elements]
 HUGE_ID = 0x7EEEEEEE  # in the gaps of a strided table
 LEAST, MOST = -3.0e38, 3.0e38
 
@@ -136,7 +132,7 @@ def build_logits(case: Case, device: str | torch.device = "cpu") -> Operands:
     storages: dict[str, Tensor] = {}
     q = _build_queries(case, device, storages)
     weights = _build_weights(case, device, storages)
-    pool, windows = _build_pool(case, plan, device)
+    pool, windows = build_pool(case, plan, device)
     storages["pool"] = pool
     lens, table = _build_lens_and_table(case, plan, device, storages)
     return Operands(
@@ -167,16 +163,6 @@ def build_topk(case: Case, device: str | torch.device = "cpu") -> TopkOperands:
     return TopkOperands(case, plan, storages, logits, lens, table, case.k)
 
 
-def cache_view(pool: Tensor, layout: str) -> Tensor:
-    """The kv_cache argument over a pool uint8 [pages, page stride]: bf16 [pages, 64, 1, 128] or uint8 [pages, 64, 1,
-    bytes a slot], with the pool's page stride."""
-    pages, stride = pool.shape
-    slot = SLOT_BYTES[layout]
-    if layout == "bf16":
-        return pool.view(torch.bfloat16).as_strided((pages, PAGE, 1, DIM), (stride // 2, DIM, DIM, 1))
-    return pool.as_strided((pages, PAGE, 1, slot), (stride, slot, slot, 1))
-
-
 def _names(case: Case, device: torch.device) -> tuple[Tensor, Tensor]:
     requests, rows = row_names(case)
     return torch.from_numpy(requests).to(device), torch.from_numpy(rows).to(device)
@@ -186,7 +172,7 @@ def _build_queries(case: Case, device: torch.device, storages: dict[str, Tensor]
     requests, rows = _names(case, device)
     shape = (case.requests, case.next_n, case.heads, DIM)
     dtype = torch.float8_e4m3fn if case.layout == "fp8" else torch.bfloat16
-    step = max(1, CHUNK_ELEMENTS // (case.heads * DIM))
+    step = max(1, pools.CHUNK_ELEMENTS // (case.heads * DIM))
     parts = [
         values.draw_queries(
             case.data, case.layout, case.seed, requests[at : at + step], rows[at : at + step], case.heads
@@ -258,12 +244,12 @@ def _build_logits(case: Case, plan: Placement, device: torch.device, storages: d
     base = torch.full((case.rows, width + gap), fill, device=device)
     view = base[:, start : start + width]
     lens = torch.from_numpy(plan.lengths).to(device).view(-1, 1)
-    step = max(1, CHUNK_ELEMENTS // max(1, width))
+    step = max(1, pools.CHUNK_ELEMENTS // max(1, width))
     for at in range(0, case.rows, step):
         part = slice(at, at + step)
         drawn = scores.draw_scores(case.data, case.seed, requests[part], rows[part], keys.to(torch.int32))
         if case.only_keys is not None:
-            drawn.masked_fill_(~_isin(keys, case.only_keys), 0.0)
+            drawn.masked_fill_(~chosen_keys(keys, case.only_keys), 0.0)
         if case.clean:
             stale = torch.full_like(drawn, -torch.inf)
         elif case.poison == "canary":
@@ -273,135 +259,6 @@ def _build_logits(case: Case, plan: Placement, device: torch.device, storages: d
         view[part] = torch.where(columns < lens[part], drawn, stale)
     storages["logits"] = base
     return view
-
-
-def _isin(keys: Tensor, chosen: tuple[int, ...]) -> Tensor:
-    return torch.isin(keys, torch.tensor(chosen, dtype=torch.int64, device=keys.device))
-
-
-def _build_pool(case: Case, plan: Placement, device: torch.device) -> tuple[Tensor, tuple[tuple[int, int], ...] | None]:
-    """The pool uint8 [pages, page stride], and the byte windows in use when it is mapped lazily."""
-    stride, size = case.page_stride, case.page_bytes
-    lazy = device.type == "cpu" and plan.pool_pages * stride > LAZY_BYTES
-    if lazy:
-        pool = torch.frombuffer(_lazy_buffer(plan.pool_pages * stride), dtype=torch.uint8)
-        pool = pool.view(plan.pool_pages, stride)
-    else:
-        pool = torch.empty(plan.pool_pages, stride, dtype=torch.uint8, device=device)
-    pattern = _poison_page(case, device)
-    spare = plan.physical[plan.used :]
-    windows = None
-    if lazy:
-        windows = _windows(case, plan)
-        flat = pool.view(-1)
-        for start, stop in windows:
-            flat[start:stop] = POISON_BYTE[case.poison]
-        spare = spare[np.isin(spare, _touched(plan))]
-        pool[torch.from_numpy(spare), :size] = pattern
-    else:
-        pool[:, :size] = pattern
-        pool[:, size:] = POISON_BYTE[case.poison]
-    if case.poison != "canary":  # the canary page looks valid whatever the rest is
-        spare = plan.physical[plan.used : plan.used + 1] if case.tail == "canary" else spare[:0]
-    pages = pool[:, :size]
-    step = max(1, CHUNK_ELEMENTS // (PAGE * DIM))
-    for at in range(0, plan.used, step):
-        part = slice(at, min(at + step, plan.used))
-        drawn = _draw_pages(case, plan.owner[part], plan.page[part], device)
-        partial = np.flatnonzero(plan.visible[part] < PAGE)
-        if len(partial):
-            some = torch.from_numpy(partial).to(device)
-            where = at + partial
-            drawn[some] = _hide(case, drawn[some], plan.visible[where], plan.physical[where], pattern, device)
-        pages[torch.from_numpy(plan.physical[part]).to(device)] = drawn
-    for at in range(0, len(spare), step):
-        chosen = spare[at : at + step]
-        pages[torch.from_numpy(chosen).to(device)] = _canary_pages(case, chosen, device)
-    return pool, windows
-
-
-def _draw_pages(case: Case, owner: np.ndarray, page: np.ndarray, device: torch.device) -> Tensor:
-    owners, pages = torch.from_numpy(owner).to(device), torch.from_numpy(page).to(device)
-    keys = values.draw_keys(case.data, case.layout, case.seed, owners, pages)
-    if case.only_keys is not None:
-        names = pages[:, None] * PAGE + torch.arange(PAGE, device=device)
-        dropped = ~_isin(names, case.only_keys).unsqueeze(-1)
-        keys.payload.masked_fill_(dropped, 0)
-        if keys.scales is not None:  # 1, lest a dropped key keep a scale that is not finite
-            one = 1.0 if case.layout == "fp8" else 127
-            keys.scales.masked_fill_(dropped.squeeze(-1) if case.layout == "fp8" else dropped, one)
-    return page_rows(keys)
-
-
-def _canary_pages(case: Case, physical: np.ndarray, device: torch.device) -> Tensor:
-    pages = torch.from_numpy(physical).to(device)
-    return page_rows(values.draw_keys(case.data, case.layout, case.seed, torch.zeros_like(pages), pages, canary=True))
-
-
-def page_rows(keys: values.Keys) -> Tensor:
-    """Pages as bytes, uint8 [n, page bytes]: payload of 64 slots, then their scales."""
-    payload = keys.payload.view(torch.uint8).flatten(1)
-    if keys.scales is None:
-        return payload
-    return torch.cat([payload, keys.scales.contiguous().view(torch.uint8).flatten(1)], 1)
-
-
-def _hide(
-    case: Case, drawn: Tensor, visible: np.ndarray, physical: np.ndarray, pattern: Tensor, device: torch.device
-) -> Tensor:
-    """Poison in place of the slots that no row may read, values and scales."""
-    cover = _canary_pages(case, physical, device) if case.poison == "canary" else pattern
-    slots = torch.from_numpy(visible).to(device)[:, None] > _slot_of_byte(case.layout, device)
-    return torch.where(slots, drawn, cover)
-
-
-def _slot_of_byte(layout: str, device: torch.device) -> Tensor:
-    """The slot that each byte of a page belongs to, [page bytes]."""
-    payload = {"bf16": 256, "fp8": 128, "fp4": 64}[layout]
-    slots = torch.arange(PAGE, device=device)
-    parts = [slots.repeat_interleave(payload)]
-    if layout != "bf16":
-        parts.append(slots.repeat_interleave(SLOT_BYTES[layout] - payload))
-    return torch.cat(parts)
-
-
-def _poison_page(case: Case, device: torch.device) -> Tensor:
-    page = torch.full((case.page_bytes,), POISON_BYTE[case.poison], dtype=torch.uint8, device=device)
-    if case.layout == "fp4" and case.poison == "huge":
-        page[PAGE * DIM // 2 :] = 0xFC  # 2^125: six times it is still finite in float32
-    return page
-
-
-def _touched(plan: Placement) -> np.ndarray:
-    """Pages in use, the canary page, and their neighbours, ascending."""
-    near = plan.physical[: plan.used + 1, None] + np.array([-1, 0, 1])
-    return np.unique(near[(near >= 0) & (near < plan.pool_pages)])
-
-
-def _windows(case: Case, plan: Placement) -> tuple[tuple[int, int], ...]:
-    """Byte ranges around touched pages, and where their offsets would land after losing bits above 31 or 32."""
-    size, stride = case.page_bytes, case.page_stride
-    total = plan.pool_pages * stride
-    ranges = []
-    for page in _touched(plan).tolist():
-        offset = page * stride
-        for start in {offset, offset % (1 << 31), offset % (1 << 32)}:
-            ranges.append((max(0, start - size), min(total, start + 2 * size)))
-    merged: list[tuple[int, int]] = []
-    for start, stop in sorted(ranges):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-        else:
-            merged.append((start, stop))
-    return tuple(merged)
-
-
-def _lazy_buffer(size: int) -> mmap.mmap:
-    """Anonymous zero pages that take memory only once written."""
-    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows commits the whole pool, and has no other kind
-        return mmap.mmap(-1, size)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    return mmap.mmap(-1, size, flags=flags)
 
 
 DIGEST_BYTES = 1 << 26  # above this a snapshot keeps a digest instead of a copy

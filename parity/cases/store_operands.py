@@ -9,7 +9,7 @@ from torch import Tensor
 
 from parity.cases import counter, store_values
 from parity.cases.case import PAGE, SLOT_BYTES
-from parity.cases.operands import LAZY_BYTES, _lazy_buffer, cache_view
+from parity.cases.pools import LAZY_BYTES, cache_view, lazy_buffer
 from parity.cases.store import StoreCase
 from reference import rope
 from reference.config import FLASH
@@ -132,7 +132,7 @@ def _build_pool(case: StoreCase, out_loc: Tensor, device: torch.device) -> tuple
         pool = store_values.draw_bytes(case.fill, 0, total, device)
         return pool, ((0, total),) if total else ()
     if device.type == "cpu":
-        pool = torch.frombuffer(_lazy_buffer(total), dtype=torch.uint8)
+        pool = torch.frombuffer(lazy_buffer(total), dtype=torch.uint8)
     else:
         pool = torch.empty(total, dtype=torch.uint8, device=device)
     windows = _windows(case, out_loc, total)
@@ -163,7 +163,7 @@ def _build_table(case: StoreCase, positions: Tensor, device: torch.device) -> Te
     """The rotary table float32 [max_position, 64]. Rows that no token names are zero, which makes a pair vanish."""
     rows, size = case.max_position, case.max_position * 64 * 4
     if device.type == "cpu" and size > 1 << 20:
-        table = torch.frombuffer(_lazy_buffer(size), dtype=torch.float32).view(rows, 64)
+        table = torch.frombuffer(lazy_buffer(size), dtype=torch.float32).view(rows, 64)
     else:
         table = torch.zeros(rows, 64, device=device)
     if case.tokens and case.data == "context":

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from parity.cases import operands as building
 from parity.cases import values
 from parity.cases.case import LAYOUTS, POISONS, Case, parse_case
-from parity.cases.operands import POISON_BYTE, build, build_logits, build_topk
+from parity.cases.operands import build, build_logits, build_topk
 from parity.cases.placement import HUGE_PAGE, SHARED, locate, place, readable_slots
+from parity.cases.pools import POISON_BYTE
 from parity.cases.strategies import topk_cases
 from parity.selftest.case_reading import any_paged_case, bits, read_row, same_row, slot_bytes_of, slots_of
 
@@ -188,7 +189,7 @@ def test_chunked_drawing_equals_drawing_at_once(monkeypatch):
     whole = build_logits(case)
     top = parse_case("v1 stage=topk data=random lens=300,299,70 clean=no poison=canary")
     whole_top = build_topk(top)
-    monkeypatch.setattr(building, "CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(building.pools, "CHUNK_ELEMENTS", 1)
     assert torch.equal(whole.pool, build_logits(case).pool)
     assert torch.equal(whole.q.view(torch.uint8), build_logits(case).q.view(torch.uint8))
     assert torch.equal(whole_top.logits, build_topk(top).logits)
