@@ -82,7 +82,8 @@ def profile_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how much")
     group.add_argument("--profile", choices=PROFILES, default="ci", help="default: %(default)s")
     group.add_argument("--seed", type=count, help="draw other cases, the same for the same seed")
-    group.add_argument("--seconds", type=positive, help="draw until this time is used up instead of a fixed count")
+    group.add_argument("--examples", type=count, metavar="N", help="for each implementation and level")
+    group.add_argument("--seconds", type=positive, help="draw until this time is used up, or until --examples are had")
 
 
 def arithmetic_option(parser: argparse.ArgumentParser) -> None:

@@ -44,6 +44,7 @@ class Options:
     require_device: str | None = None
     profile: str = "ci"
     seed: int | None = None
+    examples: int | None = None
     seconds: float | None = None
     workers: int | None = None
     level: tuple[str, ...] = ()
@@ -129,6 +130,7 @@ def run_suite(options: Options, device: str, folder: Path) -> dict[str, Any]:
         ("contract", options.contract),
         ("arithmetic", options.arithmetic),
         ("seed", options.seed),
+        ("examples", options.examples),
         ("seconds", options.seconds),
     ):
         if value is not None:

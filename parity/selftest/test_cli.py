@@ -49,6 +49,7 @@ def one_sentence(text: str) -> str:
         (["gate", "--seconds", "0"], "must be a positive number, got 0"),
         (["gate", "--seconds", "soon"], "invalid number value: 'soon'"),
         (["gate", "--seed", "-1"], "must be 0 or more, got -1"),
+        (["gate", "--examples", "few"], "invalid whole number value: 'few'"),
         (["gate", "--workers", "x"], "invalid whole number value: 'x'"),
         (["gate", "--level", "magic"], "invalid choice: 'magic'"),
         (["gate", "--json", "no/such/folder/a.json"], "cannot write no/such/folder/a.json"),

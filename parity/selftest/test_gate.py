@@ -59,7 +59,7 @@ def run(folder: Path, *words: str, **environment: str) -> subprocess.CompletedPr
 def test_a_correct_function_passes_with_every_report(folder):
     reports = ["--json", "out.json", "--junit", "out.xml", "--markdown", "out.md"]
     levels = [word for level in ("layout", "rounding", "selection", "invariance") for word in ("--level", level)]
-    words = ["--impl", "kernels:own.logits", *reports, *levels, "--seed", "3"]
+    words = ["--impl", "kernels:own.logits", *reports, *levels, "--seed", "3", "--examples", "12"]
     done = run(folder, *words, GITHUB_STEP_SUMMARY="step.md")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("parity passed: ")
@@ -73,6 +73,8 @@ def test_a_correct_function_passes_with_every_report(folder):
     assert judged == {"layout", "rounding", "selection", "invariance", "golden"}
     for row in report["rows"]:
         assert {"implementation", "level", "check", "status", "examples"} <= set(row)
+    selection = [row["examples"] for row in report["rows"] if row["level"] == "selection"]
+    assert selection == [12]
     tests = ElementTree.parse(folder / "out.xml").getroot().iter("testcase")
     assert len(list(tests)) == sum(row["level"] != "golden" for row in report["rows"])
     assert (folder / "out.md").read_text().startswith("## ✅ parity passed: ")
@@ -108,8 +110,9 @@ def test_a_function_that_cannot_run_here_is_nothing_judged(folder):
         (["--impl", "no_such_module:f", "--layout", "bf16"], "no_such_module"),
         (["--impl", "kernels:short"], "layout"),
         (["--contract", "x.toml"], "contract"),
+        (["--impl", "torch-bf16", "--examples", "0"], "examples: expected at least 1, got 0"),
     ],
-    ids=["module", "layout", "contract"],
+    ids=["module", "layout", "contract", "examples"],
 )
 def test_an_option_that_the_suite_refuses_exits_2(folder, words, part):
     done = run(folder, *words, "--level", "layout", "--workers", "0")
