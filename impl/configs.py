@@ -112,7 +112,8 @@ def _decode(fam: str, layout: str, heads: int, row_tile: int) -> Config:
     return Config("decode", layout, heads, block, row_tile, 2 if fam == "interpreter" else 16, warps, stages)
 
 
-def _prefill(fam: str, layout: str, heads: int, row_tile: int) -> Config:
+def _prefill(arch: int, layout: str, heads: int, row_tile: int) -> Config:
+    fam = family(arch)
     block, warps, stages, trips = {
         "interpreter": (128, 1, 1, 2),
         "sm80": (128, 4, 3, 128),
@@ -120,6 +121,8 @@ def _prefill(fam: str, layout: str, heads: int, row_tile: int) -> Config:
         "sm100": (128, 4, 3, 64),
         "sm120": (128, 4, 2, 128),
     }[fam]
+    # Triton before 3.8 multiplies e4m3 as f16 on sm_121, and with two stages runs out of registers there.
+    stages = 3 if (arch, layout) == (121, "fp8") else stages
     return Config("prefill", layout, heads, block, row_tile, trips, warps, stages)
 
 
@@ -143,7 +146,7 @@ def configurations(arch: int, layout: str, heads: int) -> tuple[Config, ...]:
     found = [_decode(fam, layout, heads, least)]
     if most > least:
         found.append(_decode(fam, layout, heads, most))
-    found.append(_prefill(fam, layout, heads, most if fam == "interpreter" else max(1, 64 // heads)))
+    found.append(_prefill(arch, layout, heads, most if fam == "interpreter" else max(1, 64 // heads)))
     return tuple(found)
 
 

@@ -71,10 +71,7 @@ def missing() -> str | None:
     if compiler() is None:
         return "no C++ compiler was found (looked for $CXX, g++, c++)"
     if headers() is None:
-        return (
-            "the CUDA headers are not installed; pip install 'nvidia-cuda-runtime==13.*' 'nvidia-cuda-crt==13.*' "
-            "'nvidia-cuda-cccl==13.*'"
-        )
+        return "the CUDA headers are not installed; pip install 'cuda-toolkit[cudart,crt,cccl]==13.*'"
     return None
 
 

@@ -139,7 +139,7 @@ def test_without_headers_the_store_is_not_executed_by_name(monkeypatch):
     monkeypatch.setattr(host_store, "compiler", lambda: "/usr/bin/c++")
     monkeypatch.setattr(host_store, "headers", lambda: None)
     try:
-        assert "nvidia-cuda-runtime" in (host_store.missing() or "")
+        assert "cuda-toolkit" in (host_store.missing() or "")
     finally:
         monkeypatch.undo()
         host_store.missing.cache_clear()

@@ -23,11 +23,12 @@ class Independent(HypothesisProvider):
     def draw_integer(self, min_value: int | None = None, max_value: int | None = None, **options: Any) -> int:
         if min_value is None or max_value is None:
             return super().draw_integer(min_value, max_value, **options)
-        assert self._random is not None
-        return self._random.randint(min_value, max_value)
+        source = self._cd._random if self._cd is not None else None
+        assert source is not None
+        return source.randint(min_value, max_value)
 
 
-AVAILABLE_PROVIDERS[BACKEND] = Independent
+AVAILABLE_PROVIDERS[BACKEND] = f"{__name__}.{Independent.__name__}"  # by name: older releases know no other way
 
 
 def mostly(usual: st.SearchStrategy[T], rare: st.SearchStrategy[T], every: int) -> st.SearchStrategy[T]:
