@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib import metadata
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -97,7 +98,17 @@ def test_requirements_are_lower_bounds_and_pins_are_in_the_constraints():
     assert set(names) | {"ruff", "mypy"} <= pinned
     extras = project()["optional-dependencies"]
     assert "indexer-parity[cuda,report]" in extras["dev"], "the tests run the store and the report, too"
-    assert {re.split(r"[<>=]", line)[0] for line in extras["cuda"] + extras["report"]} <= pinned
+    assert {re.split(r"[<>=\[]", line)[0] for line in extras["cuda"] + extras["report"]} <= pinned
+
+
+def test_the_pins_leave_room_for_what_torchs_cuda_build_requires():
+    """It requires one release of NVIDIA's wheels exactly; a pin of another leaves pip without a solution."""
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert not [line for line in pins if line.startswith("nvidia-")], "pin the toolkit's release, not its parts"
+    assert "cuda-toolkit==13.0.3" in pins, "what torch 2.13.0 requires"
+    for line in metadata.requires("torch") or []:  # a CPU build requires none
+        name, number = re.split(r"\[.*\]==|;", line)[:2] if line.startswith("cuda-toolkit") else ("", "")
+        assert not name or f"{name}=={number}" in pins
 
 
 ALLOWED = {
