@@ -99,13 +99,19 @@ def build(case: Case, device: str | torch.device = "cpu") -> "Operands | TopkOpe
 def moved(operands: Any, device: str | torch.device) -> Any:
     """The same operands (of any stage) on another device: every storage copied as it is, every view laid over its copy.
 
-    The storages are those that the operands name, else their tensors, of which kv_cache is a view of the pool."""
+    The storages are those that the operands name, else their tensors, of which kv_cache is a view of the pool. Of one
+    that the operands call sparse only the rows in use are copied, for its zeros may be mapped and not there.
+    """
     device = torch.device(device)
     tensors = {part.name: getattr(operands, part.name) for part in fields(operands)}
     tensors = {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
     named = getattr(operands, "storages", None)
     storages = {name: value for name, value in tensors.items() if name != "kv_cache"} if named is None else named
-    copies = {name: storage.to(device, copy=True) for name, storage in storages.items()}
+    sparse = operands.sparse() if hasattr(operands, "sparse") else {}
+    copies = {
+        name: _rows_alone(storage, sparse[name], device) if name in sparse else storage.to(device, copy=True)
+        for name, storage in storages.items()
+    }
     homes = {storage.untyped_storage().data_ptr(): (storage, copies[name]) for name, storage in storages.items()}
 
     def view(tensor: Tensor) -> Tensor:
@@ -121,6 +127,13 @@ def moved(operands: Any, device: str | torch.device) -> Any:
 
     views: dict[str, Any] = {name: view(value) for name, value in tensors.items()}
     return replace(operands, **views, **({} if named is None else {"storages": copies}))
+
+
+def _rows_alone(table: Tensor, rows: Tensor, device: torch.device) -> Tensor:
+    """A table on the device that holds the given rows (int64) of another, and zeros elsewhere."""
+    copy = torch.zeros(table.shape, dtype=table.dtype, device=device)
+    copy[rows.to(device)] = table[rows].to(device)
+    return copy
 
 
 def build_logits(case: Case, device: str | torch.device = "cpu") -> Operands:

@@ -49,6 +49,10 @@ class StoreOperands:
         names = ("pooled", "norm_weight", "eps", "positions", "rope_table", "out_loc", "kv_cache")
         return {name: getattr(self, name) for name in names}
 
+    def sparse(self) -> dict[str, Tensor]:
+        """Names of the operands that are zero but for some rows, and these rows, int64."""
+        return {"rope_table": self.positions.long()}
+
     def contents(self) -> Tensor:
         """A copy of the bytes in the windows, uint8."""
         return torch.cat([self.pool[start:stop] for start, stop in self.windows]) if self.windows else self.pool.clone()
