@@ -1,12 +1,16 @@
 """Deep loops have room: no call maps memory, at whatever depth it stands."""
 
-import resource
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from parity.run.stack import roomy
+
+resource = pytest.importorskip("resource", reason="page faults are counted by this module of Unix")
+pytestmark = pytest.mark.skipif(
+    not hasattr(resource, "RUSAGE_THREAD"), reason="only Linux counts a thread's page faults"
+)
 
 CALLS = 400
 

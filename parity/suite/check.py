@@ -24,7 +24,7 @@ ORACLE_PRODUCTS = {"cpu": 2.5e8, "cuda": 4.0e9}
 
 
 LEAST = 6
-"""Examples of a check whatever the profile or the time: the first that Hypothesis draws are the emptiest."""
+"""Examples of a check whatever the profile or the time: the first one is the emptiest there is."""
 
 
 @dataclass(frozen=True)
