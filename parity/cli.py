@@ -181,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     prog = f"parity {words[0]}" if words else "parity"
     try:
-        return roomy(dispatch)(words)
+        return dispatch(words)
     except CommandError as error:
         print(f"{prog}: {error}", file=sys.stderr)
     except KeyboardInterrupt:
@@ -192,6 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return USAGE
 
 
+@roomy
 def dispatch(words: list[str]) -> int:
     parser = build_parser()
     options, rest = parser.parse_known_args(words)

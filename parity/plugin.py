@@ -112,7 +112,7 @@ def _open(config: pytest.Config) -> Any:
                 seconds=options.parity_seconds,
                 examples=options.parity_examples,
             ),
-            clock=_clock(options.parity_seconds, worker),
+            clock=_clock(options.parity_seconds, worker.get("parity_clock", {})),
             arithmetic=options.parity_arithmetic or "auto",
             examined=Examined.from_dict(worker["parity_examined"]) if "parity_examined" in worker else None,
         )
@@ -120,14 +120,11 @@ def _open(config: pytest.Config) -> Any:
         raise pytest.UsageError(f"parity: {error}") from error
 
 
-def _clock(seconds: float | None, worker: dict[str, Any]) -> Any:
-    """The session's clock, one for all processes of xdist; None where no time was given."""
+def _clock(seconds: float | None, shared: dict[str, Any]) -> Any:
+    """The session's clock, with what xdist's processes share; None where no time was given."""
     from parity.suite.clock import Clock
 
-    if seconds is None or "parity_ledger" not in worker:
-        return None if seconds is None else Clock(seconds)
-    started = float(worker["parity_started"])
-    return Clock(seconds, worker["workercount"], Path(worker["parity_ledger"]), started)
+    return None if seconds is None else Clock(seconds, **shared)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -179,7 +176,7 @@ class Reporter:
         self.session = config.stash[SESSION]
         self.record = Record()
         self.reports_here = not hasattr(config, "workerinput")
-        self.folder = tempfile.TemporaryDirectory(prefix="parity-session-")  # removed with this object
+        self.folder: tempfile.TemporaryDirectory[str] | None = None
 
     def pytest_report_header(self) -> list[str]:
         return self.session.header()
@@ -188,9 +185,14 @@ class Reporter:
     def pytest_configure_node(self, node: Any) -> None:
         """xdist: every worker draws with the seed that the header names, and the card is asked once."""
         node.workerinput["parity_seed"] = self.session.profile.seed
-        node.workerinput["parity_started"] = self.record.started
-        node.workerinput["parity_ledger"] = str(Path(self.folder.name) / "ended")
         node.workerinput["parity_examined"] = self.session.arithmetic.as_dict()
+        if self.session.clock is not None:
+            self.folder = self.folder or tempfile.TemporaryDirectory(prefix="parity-session-")
+            node.workerinput["parity_clock"] = {
+                "processes": node.workerinput["workercount"],
+                "ledger": str(Path(self.folder.name) / "ended"),
+                "started": self.session.clock.started,
+            }
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not self.reports_here or (report.when != "call" and not report.failed):
@@ -215,7 +217,8 @@ class Reporter:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         self.session.close()
-        self.folder.cleanup()
+        if self.folder is not None:
+            self.folder.cleanup()
         if not self.reports_here:
             return
         rows = self.record.rows

@@ -9,7 +9,7 @@ from torch import Tensor
 from parity.cases import counter, placement, pools, scores, values
 from parity.cases.case import DIM, PAGE, Case
 from parity.cases.placement import Placement, block_table, row_names
-from parity.cases.pools import build_pool, cache_view, chosen_keys
+from parity.cases.pools import Windows, build_pool, cache_view, chosen_keys
 
 HUGE_ID = 0x7EEEEEEE  # in the gaps of a strided table
 LEAST, MOST = -3.0e38, 3.0e38
@@ -24,7 +24,7 @@ class _Stored:
     case: Case
     placement: Placement
     storages: dict[str, Tensor]
-    windows: tuple[tuple[int, int], ...] | None = field(default=None, kw_only=True)
+    windows: Windows | None = field(default=None, kw_only=True)
 
     def snapshot(self) -> Snapshot:
         """Copies of all storages, gaps and poison included; of large ones a digest of the bytes."""

@@ -1,6 +1,7 @@
 """The paged cache of a case: pages drawn where the placement puts them, poison everywhere that no row may read."""
 
 import mmap
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 from parity.cases import values
 from parity.cases.case import DIM, PAGE, SLOT_BYTES, Case
 from parity.cases.placement import Placement
+
+Windows = tuple[tuple[int, int], ...]
 
 POISON_BYTE = {"nan": 0xFF, "huge": 0x7E, "canary": 0x44}  # 0x44..: 3.0 in e4m3, 785 in bf16 and float32
 LAZY_BYTES = 1 << 28  # a CPU pool above this is mapped lazily and poisoned around the pages in use alone
@@ -25,7 +28,7 @@ def cache_view(pool: Tensor, layout: str) -> Tensor:
     return pool.as_strided((pages, PAGE, 1, slot), (stride, slot, slot, 1))
 
 
-def build_pool(case: Case, plan: Placement, device: torch.device) -> tuple[Tensor, tuple[tuple[int, int], ...] | None]:
+def build_pool(case: Case, plan: Placement, device: torch.device) -> tuple[Tensor, Windows | None]:
     """The pool uint8 [pages, page stride], and the byte windows in use when it is mapped lazily."""
     stride, size = case.page_stride, case.page_bytes
     lazy = device.type == "cpu" and plan.pool_pages * stride > LAZY_BYTES
@@ -38,7 +41,7 @@ def build_pool(case: Case, plan: Placement, device: torch.device) -> tuple[Tenso
     spare = plan.physical[plan.used :]
     windows = None
     if lazy:
-        windows = _windows(case, plan)
+        windows = windows_around((_touched(plan) * stride).tolist(), size, plan.pool_pages * stride)
         flat = pool.view(-1)
         for start, stop in windows:
             flat[start:stop] = POISON_BYTE[case.poison]
@@ -124,15 +127,14 @@ def _touched(plan: Placement) -> np.ndarray:
     return np.unique(near[(near >= 0) & (near < plan.pool_pages)])
 
 
-def _windows(case: Case, plan: Placement) -> tuple[tuple[int, int], ...]:
-    """Byte ranges around touched pages, and where their offsets would land after losing bits above 31 or 32."""
-    size, stride = case.page_bytes, case.page_stride
-    total = plan.pool_pages * stride
-    ranges = []
-    for page in _touched(plan).tolist():
-        offset = page * stride
-        for start in {offset, offset % (1 << 31), offset % (1 << 32)}:
-            ranges.append((max(0, start - size), min(total, start + 2 * size)))
+def windows_around(offsets: Iterable[int], size: int, total: int) -> Windows:
+    """Byte ranges of a pool of `total` bytes, ascending and apart: around pages of `size` bytes at these offsets, and
+    where the offsets would land after losing bits above 31 or 32. They start at multiples of 16."""
+    ranges = [
+        (max(0, start - size) & ~15, min(total, start + 2 * size))
+        for offset in offsets
+        for start in (offset, offset % (1 << 31), offset % (1 << 32))
+    ]
     merged: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
         if merged and start <= merged[-1][1]:

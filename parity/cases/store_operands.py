@@ -9,14 +9,12 @@ from torch import Tensor
 
 from parity.cases import counter, store_values
 from parity.cases.case import PAGE, SLOT_BYTES
-from parity.cases.pools import LAZY_BYTES, cache_view, lazy_buffer
+from parity.cases.pools import LAZY_BYTES, Windows, cache_view, lazy_buffer, windows_around
 from parity.cases.store import StoreCase
 from reference import rope
 from reference.config import FLASH
 
 STREAM_PLACE = 31
-
-Windows = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,28 +137,12 @@ def _build_pool(case: StoreCase, out_loc: Tensor, device: torch.device) -> tuple
         pool = torch.frombuffer(lazy_buffer(total), dtype=torch.uint8)
     else:
         pool = torch.empty(total, dtype=torch.uint8, device=device)
-    windows = _windows(case, out_loc, total)
+    pages = np.unique(out_loc[out_loc >= 0].cpu().numpy() // PAGE)
+    offsets = [page * case.page_stride for page in (0, case.pages - 1, *pages.tolist())]
+    windows = windows_around(offsets, case.page_bytes, total)
     for start, stop in windows:
         pool[start:stop] = store_values.draw_bytes(case.fill, start, stop - start, device)
     return pool, windows
-
-
-def _windows(case: StoreCase, out_loc: Tensor, total: int) -> Windows:
-    """Byte ranges around the pages written, and where their offsets would land after losing bits above 31 or 32."""
-    size = case.page_bytes
-    pages = np.unique(out_loc[out_loc >= 0].cpu().numpy() // PAGE)
-    ranges = []
-    for page in [0, case.pages - 1, *pages.tolist()]:
-        offset = page * case.page_stride
-        for start in {offset, offset % (1 << 31), offset % (1 << 32)}:
-            ranges.append((max(0, start - size) & ~15, min(total, start + 2 * size)))
-    merged: list[tuple[int, int]] = []
-    for start, stop in sorted(ranges):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-        else:
-            merged.append((start, stop))
-    return tuple(merged)
 
 
 def _build_table(case: StoreCase, positions: Tensor, device: torch.device) -> Tensor:

@@ -18,10 +18,10 @@ def test_shares_follow_the_weights_and_what_is_left_is_shared_again():
 
 
 def test_several_processes_have_their_time_each_but_none_more_than_is_left(tmp_path):
-    clock = Clock(100.0, 8, tmp_path / "ended")
+    clock = Clock(100.0, 8, str(tmp_path / "ended"))
     assert clock.share(1.0, 16.0) == pytest.approx(50.0, abs=0.5)
     assert clock.share(4.0, 16.0) == pytest.approx(100.0, abs=0.5)
-    other = Clock(100.0, 8, tmp_path / "ended", clock.started)
+    other = Clock(100.0, 8, str(tmp_path / "ended"), clock.started)
     other.end(12.0)
     assert clock.ended() == 12.0
     assert clock.share(1.0, 16.0) == pytest.approx(100.0, abs=0.5)
@@ -35,7 +35,7 @@ def test_nothing_is_left_after_the_end():
 
 
 def test_lines_of_many_writers_stay_whole(tmp_path):
-    ledger = tmp_path / "ended"
+    ledger = str(tmp_path / "ended")
     clocks = [Clock(1.0, 8, ledger) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda clock: [clock.end(0.5) for _ in range(200)], clocks))

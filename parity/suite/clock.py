@@ -1,7 +1,5 @@
 """The time of a session that is limited in time: what one check leaves goes to those that come after it."""
 
-import contextlib
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,14 +10,14 @@ class Clock:
     """Shares out what is left of `seconds`, by weight, among the checks that have not ended.
 
     processes    how many draw side by side; a check runs in one of them, so it never gets more than what is left
-    ledger       a file that these processes share: the weight of each check that has ended, a line each; None for one
-                 process
+    ledger       path of a file that these processes share: the weight of each check that has ended, a line each; None
+                 for one process
     started      time.time() of the session, the same in all processes
     """
 
     seconds: float
     processes: int = 1
-    ledger: Path | None = None
+    ledger: str | None = None
     started: float = field(default_factory=time.time)
     _ended: float = 0.0
 
@@ -31,18 +29,18 @@ class Clock:
 
     def end(self, weight: float) -> None:
         """A check of this weight has ended."""
-        self._ended += weight
-        if self.ledger is not None:
-            # One write of one short line: the system keeps the lines of several processes whole.
-            handle = os.open(self.ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            with contextlib.closing(os.fdopen(handle, "wb", buffering=0)) as file:
-                file.write(f"{weight!r}\n".encode())
+        if self.ledger is None:
+            self._ended += weight
+            return
+        # One write of one short line: the system keeps the lines of several processes whole.
+        with open(self.ledger, "ab", buffering=0) as file:
+            file.write(f"{weight!r}\n".encode())
 
     def ended(self) -> float:
         """The weight of all checks that have ended, in any process."""
         if self.ledger is None:
             return self._ended
         try:
-            return sum(float(line) for line in self.ledger.read_text().split())
+            return sum(float(line) for line in Path(self.ledger).read_text().split())
         except FileNotFoundError:
             return 0.0
