@@ -70,6 +70,22 @@ def test_the_defect_is_there_without_the_correction():
     assert not torch.allclose(out, a.float() @ a.float(), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("depth", [16, 32, 128, 576])
+def test_the_order_of_a_dot_does_not_depend_on_its_tile(depth):
+    """numpy.matmul fails here at the first column that is computed alone."""
+    rng = np.random.default_rng(depth)
+    a, b = (rng.standard_normal((count, depth)).astype(np.float32) for count in (128, 96))
+    whole = interpreter.ordered_product(a, b.T, np.float32)
+    assert np.allclose(whole, a.astype(np.float64) @ b.T.astype(np.float64), rtol=1e-4, atol=1e-4)
+    for rows in (1, 2, 3, 16, 33, 64, 128):
+        for columns in (1, 2, 7, 8, 24, 96):
+            for first in (0, 5, 96 - columns):
+                part = interpreter.ordered_product(a[:rows], b[first : first + columns].T, np.float32)
+                assert np.array_equal(part, whole[:rows, first : first + columns]), (rows, columns, first)
+    stacked = interpreter.ordered_product(np.stack([a, a[::-1]]), np.stack([b.T, b.T]), np.float32)
+    assert np.array_equal(stacked[0], whole) and np.array_equal(stacked[1], whole[::-1])
+
+
 def test_bf16_sums_round_to_nearest():
     a, b, out = drawn(64).bfloat16(), drawn(64, seed=1).bfloat16(), torch.empty(64, dtype=torch.bfloat16)
     with interpreter.corrected():
