@@ -174,9 +174,7 @@ def draw(card: Card, distribution: str, tiles: int, seed: int) -> tuple[torch.Te
     return card.cast(a), card.cast(b)
 
 
-def _compare(
-    card: Card, model: Grouped, tiles: int, seed: int, *, ratio: bool = True
-) -> tuple[dict[str, int], float]:
+def _compare(card: Card, model: Grouped, tiles: int, seed: int, *, ratio: bool = True) -> tuple[dict[str, int], float]:
     """(mismatches by distribution, worst error over the ieee bound, 0 without ``ratio``).
 
     The ratio needs a matrix product in float64, and so the start of a whole library: too long for a quick check."""
