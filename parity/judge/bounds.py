@@ -77,9 +77,11 @@ def _evaluate(block: Block, contract: Contract) -> tuple[torch.Tensor, torch.Ten
     nan_ok = torch.zeros_like(free)
     either = torch.zeros_like(free)
     if block.s is not None:
-        # A head sum within its bound of zero may have either sign, or be zero.
-        either = block.s.isinf()[:, None] & torch.isfinite(kind) & (logits.abs() <= bound)
-        kind = kind * block.s[:, None]
+        # The sign under an infinite scale is that of the head sum as it is judged, by the model's dots where they are
+        # verified, not by those of float64. Within its bound of zero the sum may have either sign, or be zero.
+        summed = block.s.isinf()[:, None] & torch.isfinite(kind)
+        either = summed & (logits.abs() <= bound)
+        kind = torch.where(summed, logits, kind) * block.s[:, None]
         folded = block.s.isinf() | ((block.s == 0) & block.k.isinf().any(-1))  # 0 * inf if the scale goes in first
         nan_ok = folded[:, None].expand_as(free)
     odd = ~torch.isfinite(kind)

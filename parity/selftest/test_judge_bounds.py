@@ -452,7 +452,19 @@ def test_an_infinite_scale_takes_either_sign_where_the_head_sum_is_undecided():
         Contract.default("fp8", torch.device("cuda"), capability=(9, 0)).verified(),
     ):
         found = expected(build(case), contract)
-        assert found.logits[0, 58] == math.inf and found.free[0, 58]
+        assert found.logits[0, 58].isinf() and found.free[0, 58]
     decided = build(dataclasses.replace(case, only_heads=(2, 3)))
     found = expected(decided, Contract.default("fp8", torch.device("cpu")))
     assert found.logits[0, 58].isinf() and not found.free[0, 58]
+
+
+def test_the_sign_under_an_infinite_scale_is_that_of_the_verified_dots():
+    """A sum of 28 heads is -3 by exact dots and 10 by the model's of 13 bits: an H200 gives +inf."""
+    case = parse_case(
+        "v1 lens=40 layout=fp8 data=nonfinite request_ids=3 row_ids=1 page_ids=1876 only_heads=1,2,5,8,16,18,19,23,"
+        "27..32,35,38,39,41,46,50,52..54,56,57,59,60 only_keys=120103"
+    )
+    contract = Contract.default("fp8", torch.device("cuda"), capability=(9, 0))
+    coarse, fine = expected(build(case), contract), expected(build(case), contract.verified())
+    assert coarse.logits[0, 39] == -math.inf and coarse.free[0, 39]
+    assert fine.logits[0, 39] == math.inf and not fine.free[0, 39]
