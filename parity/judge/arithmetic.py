@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 FLOAT32_ROUNDOFF = 2.0**-24
@@ -162,7 +163,7 @@ class Grouped:
         wide_q, wide_k = _widen(q), _widen(k)
         finite_q, finite_k = torch.nan_to_num(wide_q, 0.0, 0.0, 0.0), torch.nan_to_num(wide_k, 0.0, 0.0, 0.0)
         exponent_q, exponent_k = self._exponents(finite_q, q.dtype), self._exponents(finite_k, k.dtype)
-        lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
+        lead = np.broadcast_shapes(q.shape[:-2], k.shape[:-2])  # torch's imports sympy at its first call: 2 seconds
         out = torch.empty(*lead, q.shape[-2], k.shape[-2], dtype=torch.float32, device=q.device)
         row_bytes = max(1, math.prod(lead) * k.shape[-2] * self.group * 8)
         step = max(1, _CHUNK_BYTES // row_bytes)
@@ -228,7 +229,7 @@ class Grouped:
                 absdot = self.magnitude(wide_q, q.dtype) @ self.magnitude(wide_k, k.dtype).mT
             return self._order_free_factor(q.shape[-1]) * absdot + math.ceil(q.shape[-1] / self.group) * eta
         exponent_q, exponent_k = self._exponents(wide_q, q.dtype), self._exponents(wide_k, k.dtype)
-        lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
+        lead = np.broadcast_shapes(q.shape[:-2], k.shape[:-2])
         row_bytes = max(1, math.prod(lead) * k.shape[-2] * self.group * 8)
         step = max(1, _CHUNK_BYTES // row_bytes)
         parts = [
@@ -253,7 +254,7 @@ class Grouped:
         return error + between
 
     def _bound(self, q: torch.Tensor, k: torch.Tensor, eq: torch.Tensor, ek: torch.Tensor, eta: float) -> torch.Tensor:
-        shape = (*torch.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
+        shape = (*np.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
         total, error, sizes = q.new_zeros(shape), q.new_zeros(shape), q.new_zeros(shape)
         last = 2.0**-self.final
         for part in _groups(q.shape[-1], self.group):

@@ -106,6 +106,8 @@ def test_the_pins_leave_room_for_what_torchs_cuda_build_requires():
     pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     assert not [line for line in pins if line.startswith("nvidia-")], "pin the toolkit's release, not its parts"
     assert "cuda-toolkit==13.0.3" in pins, "what torch 2.13.0 requires"
+    if not version("torch").startswith("2.13.0"):
+        pytest.skip(f"torch {version('torch')} is installed here, not the pinned one")
     for line in metadata.requires("torch") or []:  # a CPU build requires none
         name, number = re.split(r"\[.*\]==|;", line)[:2] if line.startswith("cuda-toolkit") else ("", "")
         assert not name or f"{name}=={number}" in pins

@@ -244,3 +244,21 @@ def test_this_card_verifies_in_two_seconds():
     start = time.perf_counter()
     assert all(result.verified for result in verify_device_model("cuda"))
     assert time.perf_counter() - start < 2
+
+
+def test_the_quick_check_imports_nothing_large():
+    """A session waits for it. torch.broadcast_shapes alone once brought sympy, and with it two seconds."""
+    text = (
+        "import sys, torch\n"
+        "from parity.judge.arithmetic import Grouped\n"
+        "from parity.run.probe_check import count_mismatches\n"
+        "from parity.run.probe_search import Card\n"
+        "before = set(sys.modules)\n"
+        "model = Grouped(32, 13, 13)\n"
+        "assert count_mismatches(Card('e4m3', model.exact_dot), model, 5) == (0, 20480)\n"
+        "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", text], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "sympy" not in done.stdout.split() and len(done.stdout.split()) < 5, done.stdout
