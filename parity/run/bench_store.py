@@ -2,10 +2,11 @@
 
 `python -m parity.run.bench_store [--json FILE]`. Every number is a median over CUDA graph replays, the two sides of a
 comparison interleaved in the same rounds. Large calls go through several times the cache; small ones find their inputs
-in it, as after the pooling that makes them. Bars: `BARS`.
+in it, as after the pooling that makes them, and stand beside a kernel that only moves the same bytes. Bars: `BARS`.
 """
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -26,6 +27,33 @@ MODES = (Mode("fp8", "fused"), Mode("bf16", "fused"))
 EXTRA = (Mode("fp8_pow2", "published", True), Mode("fp4", "fused"))
 EMPTY = """
 extern "C" __global__ void __launch_bounds__(128) empty(int) {}
+"""
+# The store's loads and writes in its own pattern, and between them only what keeps the compiler from dropping them.
+MOVE = """
+__device__ float sum(float4 v) { return v.x + v.y + v.z + v.w; }
+__device__ float sum(uint2 v) { return __uint_as_float(v.x ^ v.y); }
+extern "C" __global__ void __launch_bounds__(128)
+    move(const CHUNK* __restrict__ pooled, const float4* __restrict__ weight, const int* __restrict__ positions,
+         const float4* __restrict__ rope, const long long* __restrict__ out_loc, unsigned char* pool,
+         long long page_stride, int n) {
+    const int token = (int)((blockIdx.x * 128 + threadIdx.x) / LANES), lane = (int)(threadIdx.x % LANES);
+    if (token >= n) return;
+    const long long slot = out_loc[token], position = positions[token];
+    unsigned char* page = pool + (slot >> 6) * page_stride;
+    float word[32 / LANES];
+#pragma unroll
+    for (int c = 0; c < 32 / LANES; ++c) {
+        const int chunk = c * LANES + lane;
+        word[c] = sum(pooled[(long long)token * 32 + chunk]) + sum(weight[chunk]);
+        if ((c + 1) * LANES > 16 && chunk >= 16) word[c] += sum(rope[position * 16 + chunk - 16]);
+    }
+#pragma unroll
+    for (int c = 0; c < 32 / LANES; ++c) {
+        WRITTEN* payload = reinterpret_cast<WRITTEN*>(page + (slot & 63) * 32 * sizeof(WRITTEN));
+        payload[c * LANES + lane] = WRITTEN(word[c]);
+    }
+    if (SCALED && lane == 0) reinterpret_cast<float*>(page + 64 * 128)[slot & 63] = word[0];
+}
 """
 
 
@@ -117,32 +145,50 @@ def large_row(mode: Mode, dtype: torch.dtype, lanes: int, rounds: int) -> dict[s
     }
 
 
-def empty_kernel() -> Any:
-    """A kernel that does nothing."""
+@functools.cache
+def compiled(text: str, name: str) -> Any:
+    """A kernel of this file for the present card."""
     from cuda.core import Program, ProgramOptions
 
     major, minor = torch.cuda.get_device_capability()
-    return Program(EMPTY, "c++", ProgramOptions(arch=f"sm_{major}{minor}")).compile("cubin").get_kernel("empty")
+    return Program(text, "c++", ProgramOptions(arch=f"sm_{major}{minor}")).compile("cubin").get_kernel(name)
+
+
+def move_text(mode: Mode, dtype: torch.dtype, lanes: int) -> str:
+    """`MOVE` for a layout (fp8 or bf16), the dtype of the pooled keys and the lanes that share a token."""
+    words = {
+        "LANES": str(lanes),
+        "CHUNK": "float4" if dtype == torch.float32 else "uint2",
+        "WRITTEN": "double" if mode.layout == "bf16" else "float",
+        "SCALED": str(int(mode.layout == "fp8")),
+    }
+    return "".join(f"#define {name} {value}\n" for name, value in words.items()) + MOVE
 
 
 def small_rows(mode: Mode, dtype: torch.dtype, width: int | None, rounds: int) -> list[dict[str, Any]]:
-    """Small calls against an empty launch of the same grid."""
+    """Small calls against an empty launch of the same grid, beside the time that their bytes alone would take."""
     import ctypes
 
     from cuda.core import LaunchConfig, launch
 
-    kernel, rows = empty_kernel(), []
+    rows = []
 
-    def empty(tokens: int, lanes: int) -> None:
+    def start(kernel: Any, tokens: int, lanes: int, *words: Any) -> None:
         config = LaunchConfig(grid=-(-tokens * lanes // fused_store.THREADS), block=fused_store.THREADS)
-        stream = fused_store._TorchStream(torch.cuda.current_stream().cuda_stream)
-        launch(stream, config, kernel, ctypes.c_int(0))
+        launch(fused_store._TorchStream(torch.cuda.current_stream().cuda_stream), config, kernel, *words)
 
     for tokens in SMALL:
         lanes = width or fused_store.lanes_for(tokens)
         one = inputs(mode, tokens, dtype, tokens)
-        calls = [partial(fused_store.store, mode, **one, lanes=lanes)] * 50
-        store, nothing = medians((Timed(calls), Timed([partial(empty, tokens, lanes)] * 50)), rounds)
+        pool = one["kv_cache"]
+        moved = [one[name].data_ptr() for name in ("pooled", "norm_weight", "positions", "rope_table", "out_loc")]
+        moved += [pool.data_ptr(), ctypes.c_longlong(pool.stride(0) * pool.element_size()), ctypes.c_int(tokens)]
+        calls = (
+            partial(fused_store.store, mode, **one, lanes=lanes),
+            partial(start, compiled(EMPTY, "empty"), tokens, lanes, ctypes.c_int(0)),
+            partial(start, compiled(move_text(mode, dtype, lanes), "move"), tokens, lanes, *moved),
+        )
+        store, nothing, moving = medians([Timed([call] * 50) for call in calls], rounds)
         rows.append(
             {
                 "mode": mode.name,
@@ -152,6 +198,8 @@ def small_rows(mode: Mode, dtype: torch.dtype, width: int | None, rounds: int) -
                 "store_us": round(store, 3),
                 "empty_us": round(nothing, 3),
                 "above_us": round(store - nothing, 3),
+                "bytes": moved_bytes(mode, tokens, dtype),
+                "bytes_alone_above_us": round(moving - nothing, 3),
                 "bar": BARS["launch_us"],
                 "passed": store - nothing <= BARS["launch_us"],
             }
@@ -168,7 +216,8 @@ def run(rounds: int = 60, lanes: Sequence[int] = ()) -> dict[str, Any]:
                 large.append(large_row(mode, dtype, width or fused_store.lanes_for(LARGE), rounds))
                 print(large[-1], flush=True)
         for mode in MODES:
-            small += small_rows(mode, torch.float32, width, rounds)
+            for dtype in (torch.float32, torch.bfloat16):
+                small += small_rows(mode, dtype, width, rounds)
     for row in small:
         print(row, flush=True)
     barred = [row for row in large if row["mode"] in {mode.name for mode in MODES}] + small

@@ -1,12 +1,15 @@
 """The benchmark's arithmetic and its check of results; timing itself needs a CUDA device."""
 
+import re
+
 import pytest
 import torch
 
+from impl.store_compile import missing
 from impl.torch_path import torch_bf16_paged_mqa_logits, torch_fp8_paged_mqa_logits
 from parity.command import CommandError
 from parity.judge.contract import Contract
-from parity.run import bench
+from parity.run import bench, bench_store
 from parity.run.bench import Workload
 
 CPU = torch.device("cpu")
@@ -107,3 +110,30 @@ def test_command_line(monkeypatch):
     with pytest.raises(SystemExit) as stop:
         bench.main(["--only", "nothing"])
     assert stop.value.code == 2
+
+
+@pytest.mark.skipif(missing() is not None, reason=f"the store cannot be compiled: {missing()}")
+@pytest.mark.parametrize("lanes", [8, 16, 32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mode", bench_store.MODES, ids=str)
+def test_the_kernel_of_the_bytes_alone_moves_all_of_them(mode, dtype, lanes):
+    """Or the compiler would have dropped or narrowed a load, and the floor under a small call would be too low."""
+    from cuda.bindings import nvrtc
+
+    text = bench_store.move_text(mode, dtype, lanes)
+    program = nvrtc.nvrtcCreateProgram(text.encode(), b"move.cu", 0, [], [])[1]
+    assert not int(nvrtc.nvrtcCompileProgram(program, 1, [b"--gpu-architecture=compute_90"])[0])
+    ptx = bytes(nvrtc.nvrtcGetPTXSize(program)[1])
+    nvrtc.nvrtcGetPTX(program, ptx)
+    code = ptx.decode()
+    sizes = {"b8": 1, "u32": 4, "b32": 4, "f32": 4, "u64": 8, "b64": 8, "f64": 8}
+
+    def moved(instruction):
+        found = re.findall(rf"{instruction}\.global(?:\.nc)?(?:\.v(\d))?\.(\w+)", code)
+        return sorted(int(count or 1) * sizes[kind] for count, kind in found)
+
+    chunks = 32 // lanes
+    rotated = chunks // 2 or 1  # with a chunk a lane, one under a condition
+    key = 4 * dtype.itemsize
+    assert moved("ld") == sorted([8, 4] + [key] * chunks + [16] * (chunks + rotated))  # slot, position; norm weight
+    assert moved("st") == sorted([8 if mode.layout == "bf16" else 4] * chunks + [4] * (mode.layout == "fp8"))
