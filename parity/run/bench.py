@@ -7,7 +7,6 @@ that no launch from Python is in the numbers, and as ratios within a round, so t
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -259,7 +258,6 @@ def _shape(work: Workload) -> str:
 def report(device: torch.device, names: Sequence[str], rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Everything measured, as the JSON holds it."""
     where = devices.provenance(device)
-    where["commit"] = os.environ.get("PARITY_COMMIT") or where["commit"]
     against = ceilings(device)
     rows = []
     for work in WORKLOADS:

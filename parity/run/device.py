@@ -50,7 +50,11 @@ def triton_version() -> str | None:
 
 @cache
 def commit() -> str | None:
-    """The commit of the checkout that this package lies in, with + if it has changes; None outside a checkout."""
+    """The commit of the checkout that this package lies in, with + if it has changes; None outside a checkout.
+
+    PARITY_COMMIT names it instead, for a copy of the files that left the history behind."""
+    if named := os.environ.get("PARITY_COMMIT"):
+        return named
     here = Path(__file__).resolve().parents[2]
 
     def git(*words: str) -> str:
