@@ -81,18 +81,17 @@ def report(mqa_logits: Logits, device: torch.device, tiles: int = 32) -> dict[st
 
 def main(words: Sequence[str] | None = None) -> int:
     """0 if a model gives every dot, 1 if none does, 2 without a CUDA device or the package."""
-    from parity.command import CommandError, blame, check_writable, write_json
+    from parity.command import CommandError, check_writable, write_json
 
     parser = argparse.ArgumentParser(prog="python -m parity.run.probe_deepgemm", description=__doc__)
     parser.add_argument("--json", metavar="FILE", help="write what was found to FILE")
     options = parser.parse_args(words)
     try:
         check_writable(options.json)
-        with blame("probe_deepgemm"):
-            device = devices.resolve("cuda")
+        device = devices.resolve("cuda")
         from deep_gemm import fp8_mqa_logits  # type: ignore[import-not-found]
-    except CommandError as error:
-        print(error, file=sys.stderr)
+    except (CommandError, ValueError) as error:
+        print(f"probe_deepgemm: {error}", file=sys.stderr)
         return 2
     except ImportError as error:
         print(f"probe_deepgemm: the package deep_gemm cannot be imported: {error}", file=sys.stderr)
