@@ -1,5 +1,8 @@
 """Corrections of Triton's interpreter, address checks and dry launches, on small kernels."""
 
+import contextlib
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -170,6 +173,35 @@ def test_a_dry_launch_writes_nothing_and_shows_its_grid():
     with interpreter.watched() as watch:
         _read[(2,)](a, out, 0, 16)
     assert watch.launches[0].excess() is None and torch.equal(out, a)
+
+
+@triton.jit
+def _times(a, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(a + i) * 65536)
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_integers_wrap_as_on_a_card_unless_debugging_asserts(debug, monkeypatch):
+    """What is left out while watching is the check alone, and only where nothing would have come of it."""
+    module = interpreter._interpreter()
+    options = dataclasses.replace(module.interpreter_builder.options, debug=debug)
+    monkeypatch.setattr(module.interpreter_builder, "options", options)
+    a, out = torch.full((4,), 65536 + 3, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    expected = pytest.raises(module.InterpreterError) if debug else contextlib.nullcontext()
+    with interpreter.watched(), expected:
+        _times[(1,)](a, out, 4)
+    assert out.tolist() == ([0] * 4 if debug else [3 * 65536] * 4)
+    assert module.interpreter_builder.options is options
+
+
+@pytest.mark.parametrize("kind", ["int1", "int8", "uint8", "int64", "bfloat16", "float8e4nv", "float32", "float64"])
+def test_dtypes_of_numpy_are_the_interpreters_own(kind):
+    module, scalar = interpreter._interpreter(), getattr(tl, kind)
+    kinds = [scalar, tl.pointer_type(scalar), tl.block_type(scalar, [4]), tl.block_type(tl.pointer_type(scalar), [4])]
+    before = [module._get_np_dtype(each) for each in kinds]
+    with interpreter.watched():
+        assert [module._get_np_dtype(each) for each in kinds] == before
 
 
 def test_prepare_respects_the_environment(monkeypatch):
