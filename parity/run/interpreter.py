@@ -150,8 +150,8 @@ def ordered_product(a: np.ndarray, b: np.ndarray, dtype: Any) -> np.ndarray:
     """a [..., M, K] @ b [..., K, N] in `dtype`, the order of each sum depending on K alone.
 
     A matrix unit computes every element of a tile alike. A BLAS does not: it has other kernels for small matrices and
-    edges, so that a row's bits would depend on the rows beside it. Two to seven times slower than one, a small part of
-    an interpreted program.
+    edges, so that a row's bits would depend on the rows beside it. Three to seven times slower than one, a small part
+    of an interpreted program.
     """
     left = np.ascontiguousarray(a, dtype=dtype)
     right = np.ascontiguousarray(np.swapaxes(b, -1, -2), dtype=dtype)
@@ -282,7 +282,7 @@ def _check(watch: Watch, pointers: Any, mask: Any, what: str) -> int:
 
 @contextlib.contextmanager
 def _thrifty(module: Any) -> Iterator[None]:
-    """Leave out what the interpreter computes for nothing, a third of its time.
+    """Leave out what the interpreter computes for nothing, a fifth of its time.
 
     It adds, subtracts and multiplies every 32-bit integer again in 64 bits for an assertion that only its option
     `debug` would raise; and it builds its table of numpy's dtypes anew for every value.
@@ -322,7 +322,7 @@ def watched(*, dry: bool = False) -> Iterator[Watch]:
     set_grid, to_host, call = builder.set_grid_dim, executor._init_args_hst, executor.__call__
     patch_language = module._patch_lang
     patched: set[int] = set()
-    seen: dict[Any, set[int]] = {}
+    met: set[Any] = set()
 
     def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         watch.loads += _check(watch, ptrs, mask, "load")
@@ -348,10 +348,10 @@ def watched(*, dry: bool = False) -> Iterator[Watch]:
     def _patch_lang(fn: Any) -> Any:
         # The interpreter patches triton.language anew at every call of a device function, a quarter of its time; once
         # a launch is enough, since the patches stay until it ends.
-        modules = seen.get(fn)
-        if modules is None:
-            modules = {id(value) for value in fn.__globals__.values() if value in (module.tl, module.tl.core)}
-            seen[fn] = modules
+        if fn in met:
+            return _NoScope()
+        met.add(fn)
+        modules = {id(value) for value in fn.__globals__.values() if value in (module.tl, module.tl.core)}
         if modules <= patched:
             return _NoScope()
         patched.update(modules)
@@ -359,7 +359,7 @@ def watched(*, dry: bool = False) -> Iterator[Watch]:
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         patched.clear()
-        seen.clear()
+        met.clear()
         try:
             return call(self, *args, **kwargs)
         except _Dry:

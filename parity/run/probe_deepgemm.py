@@ -89,7 +89,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         check_writable(options.json)
         device = devices.resolve("cuda")
-        from deep_gemm import fp8_mqa_logits  # type: ignore[import-not-found]
+        from deep_gemm import fp8_mqa_logits
     except (CommandError, ValueError) as error:
         print(f"probe_deepgemm: {error}", file=sys.stderr)
         return 2
