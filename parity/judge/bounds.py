@@ -56,7 +56,7 @@ def expected(
 def _evaluate(block: Block, contract: Contract) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """(logits, bound, free, nan_ok), each [b, r, S]; non-finite operands count as zero but for the class of a logit."""
     if block.finite:
-        logits, bound, free = _finite(block, contract, None)
+        logits, bound, free, _ = _finite(block, contract, None)
         return logits, bound, free, None
     wild = nonfinite_dot(block.q.flatten(1, 2), block.k).unflatten(1, block.q.shape[1:3])
     sane = dataclasses.replace(
@@ -69,19 +69,17 @@ def _evaluate(block: Block, contract: Contract) -> tuple[torch.Tensor, torch.Ten
         # Under an infinite scale the sign of the head sum is the logit's class: the sum is evaluated without it.
         s=None if block.s is None else torch.where(block.s.isinf(), 1.0, _tamed(block.s)),
     )
-    logits, bound, free = _finite(sane, contract, wild)
-    # The class: elementwise IEEE arithmetic on the infinities and NaN, any finite stand-in for the other dots.
-    dot = (sane.q.flatten(1, 2) @ sane.k.mT).unflatten(1, block.q.shape[1:3])
-    relu = _relu(torch.where(wild == 0, dot, wild))
-    kind = (block.w[..., None] * relu).sum(2)
+    logits, bound, free, relu = _finite(sane, contract, wild)
+    # The class: elementwise IEEE arithmetic on the infinities and NaN, and on the other dots as they are judged, by the
+    # model's where it is verified: their sum decides the sign under an infinite scale. One that overflows is no class.
+    relu = torch.nan_to_num(relu, nan=0.0, posinf=largest(torch.float32))
+    kind = (block.w[..., None] * torch.where(wild == 0, relu, _relu(wild))).sum(2)
     nan_ok = torch.zeros_like(free)
     either = torch.zeros_like(free)
     if block.s is not None:
-        # The sign under an infinite scale is that of the head sum as it is judged, by the model's dots where they are
-        # verified, not by those of float64. Within its bound of zero the sum may have either sign, or be zero.
-        summed = block.s.isinf()[:, None] & torch.isfinite(kind)
-        either = summed & (logits.abs() <= bound)
-        kind = torch.where(summed, logits, kind) * block.s[:, None]
+        # A head sum within its bound of zero may have either sign, or be zero.
+        either = block.s.isinf()[:, None] & torch.isfinite(kind) & (logits.abs() <= bound)
+        kind = kind * block.s[:, None]
         folded = block.s.isinf() | ((block.s == 0) & block.k.isinf().any(-1))  # 0 * inf if the scale goes in first
         nan_ok = folded[:, None].expand_as(free)
     odd = ~torch.isfinite(kind)
@@ -91,8 +89,8 @@ def _evaluate(block: Block, contract: Contract) -> tuple[torch.Tensor, torch.Ten
 
 def _finite(
     block: Block, contract: Contract, wild: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(logits, bound, free) of finite operands; ``wild`` marks dots that end non-finite, of which -inf becomes 0."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(logits, bound, free, relu of the dots) of finite operands; ``wild`` marks dots that end non-finite: 0 here."""
     heads, depth = block.q.shape[2], block.q.shape[3]
     eta = SMALLEST_NORMAL if contract.flush_to_zero else SMALLEST_SUBNORMAL
     dot, absdot, error, float64_error = _dot(block, contract, eta)
@@ -138,7 +136,7 @@ def _finite(
     free = reach >= min(largest(dtype) for dtype in [*limits, torch.float32] if dtype is not None)
     # A partial sum that overflows to -inf becomes 0 in the ReLU, so past float32's range even finite values are free.
     bound = bound.masked_fill(reach >= largest(torch.float32), math.inf)
-    return logits, bound, free
+    return logits, bound, free, relu
 
 
 def _dot(block: Block, contract: Contract, eta: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
