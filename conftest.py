@@ -6,4 +6,4 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-pytest_plugins = ["parity.plugin"]
+pytest_plugins = ["parity.suite.plugin"]

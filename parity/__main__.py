@@ -2,7 +2,7 @@
 
 import sys
 
-from parity.cli import main
+from parity.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

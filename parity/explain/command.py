@@ -227,7 +227,7 @@ def story_main(words: Sequence[str]) -> int:
 
 
 def _parser(name: str, text: str) -> argparse.ArgumentParser:
-    from parity.cli import Parser
+    from parity.cli.main import Parser
 
     return Parser(prog=f"parity {name}", description=text[:1].upper() + text[1:] + ".")
 

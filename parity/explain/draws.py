@@ -11,7 +11,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from parity.cases import counter
+from parity.pages import counter
 
 _LEVELS = 1 << 16
 STREAMS = ("kv", "score", "ape", "norm", "wq", "latent", "gate", "topic", "needle", "channel", "place", "prototype")

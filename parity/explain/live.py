@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parity.cases.case import PAGE
 from parity.explain.choices import Configuration
 from parity.explain.pipeline import Pipeline
+from parity.ops.paged_logits.case import PAGE
 from parity.run import registry, runner
 from reference import pages
 

@@ -16,9 +16,9 @@ from parity.explain.measure import METRICS, Measure
 from parity.explain.pipeline import Pipeline, select
 from parity.explain.samples import draw, weights
 from parity.explain.story import Stage, Told, claim
-from parity.judge.bounds import expected
-from parity.judge.outcome import Status
-from parity.judge.verdict import compare_bounded
+from parity.numerics.bounds import expected
+from parity.ops.paged_logits.judge import compare_bounded
+from parity.results import Status
 from parity.run import interpreter, memory, registry
 
 FLAG, STRICT = registry.FLAG, registry.STRICT

@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 
-from parity.faults import staged_compressor, staged_logits, staged_store, staged_topk
-from parity.faults.model import Fault
-from parity.judge.contract import Contract
+from parity.domain.contract import Contract
+from parity.ops.compressor.faults import staged as staged_compressor
+from parity.ops.fault import Fault
+from parity.ops.paged_logits.faults import staged as staged_logits
+from parity.ops.store.faults import staged as staged_store
+from parity.ops.topk.faults import staged as staged_topk
 from parity.run.registry import Implementation
 
 CPU = torch.device("cpu")

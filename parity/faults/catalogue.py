@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from parity.faults import (
-    compressor_models,
-    logits_device,
-    logits_formula,
-    logits_mask,
-    logits_rows,
-    store_bytes,
-    store_layout,
-    store_models,
-    topk_models,
-    topk_slots,
-)
-from parity.faults.model import KINDS, Fault
+from parity.ops.compressor.faults import models as compressor_models
+from parity.ops.fault import KINDS, Fault
+from parity.ops.paged_logits.faults import device as logits_device
+from parity.ops.paged_logits.faults import formula as logits_formula
+from parity.ops.paged_logits.faults import mask as logits_mask
+from parity.ops.paged_logits.faults import rows as logits_rows
+from parity.ops.store.faults import chain as store_models
+from parity.ops.store.faults import layout as store_layout
+from parity.ops.store.faults import quantise as store_bytes
+from parity.ops.topk.faults import members as topk_models
+from parity.ops.topk.faults import slots as topk_slots
 
 MODELS: tuple[Fault, ...] = (
     *logits_formula.MODELS,

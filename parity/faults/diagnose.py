@@ -56,7 +56,7 @@ class Diagnosis:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    from parity.cli import LAYOUTS, STAGES
+    from parity.cli.main import LAYOUTS, STAGES
 
     parser = argparse.ArgumentParser(
         prog="parity diagnose",
@@ -101,7 +101,7 @@ def of_capture(path: str) -> Diagnosis:
     """The diagnosis of a captured call: one run, and nothing known of the calls before it."""
     from types import SimpleNamespace
 
-    from parity.cases.capture import load_capture
+    from parity.faults.capture import load_capture
 
     with blame("--capture"):
         capture = load_capture(path)
@@ -135,8 +135,8 @@ def _captured_store(capture: Any) -> Any:
 
 def of_implementation(options: argparse.Namespace) -> Diagnosis:
     """The diagnosis of a function on a case: the one given, or the first on which the suite's checks reject it."""
-    from parity.cases.case import parse_case
-    from parity.commands import device_of, implementation
+    from parity.cli.commands import device_of, implementation
+    from parity.ops.paged_logits.case import parse_case
     from parity.run.worker import opened
 
     case = None
@@ -163,10 +163,10 @@ def of_implementation(options: argparse.Namespace) -> Diagnosis:
 
 def failing_case(runner: Any) -> Any:
     """A case that the suite rejects, as it was drawn: an unshrunk one tells more faults apart."""
-    from parity.cases.case import parse_case
+    from parity.domain.profiles import profile
     from parity.faults.score import ordered
-    from parity.judge.outcome import Status
-    from parity.suite.profiles import profile
+    from parity.ops.paged_logits.case import parse_case
+    from parity.results import Status
     from parity.suite.search import run_check
 
     quick = replace(profile("ci"), shrink_seconds=0.01, reduce_calls=1)
@@ -289,7 +289,7 @@ def telling_case(case: Any, found: Diagnosis, extra: dict[str, Any], rivals: Seq
 
 def separating_case(case: Any, found: Diagnosis, extra: dict[str, Any]) -> str:
     """The smallest case on which the two best explanations give different results, or "" where none was found."""
-    from parity.cases.reducer import reduce_case
+    from parity.ops.shared.reducer import reduce_case
 
     rivals = [each for each in found.best if each.faults != (CORRECT,)]
     rivals += [each for each in found.ranked if each.faults != (CORRECT,) and each not in rivals]

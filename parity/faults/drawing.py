@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from parity.cases.case import POISONS, SLOT_BYTES, TAILS, Case
-from parity.cases.compressor import CompressorCase
-from parity.cases.store import StoreCase
-from parity.cases.strategies import BIG_BYTES
 from parity.faults.building import staged
 from parity.faults.explaining import Problem, Ruler, distance, observe, problem_of
-from parity.faults.model import Fault
+from parity.ops.compressor.case import CompressorCase
+from parity.ops.fault import Fault
+from parity.ops.paged_logits.case import POISONS, SLOT_BYTES, TAILS, Case
+from parity.ops.paged_logits.strategies import BIG_BYTES
+from parity.ops.store.case import StoreCase
 
 DATA = ("exact", "exact_wide", "octaves", "outliers", "near_ties", "saturating", "nonfinite", "subnormal", "zeros")
 TOPK_DATA = ("random", "negative", "narrow", "large", "neginf", "ulps", "zeros", "few", "nan")
@@ -122,7 +122,7 @@ def reordered(fault: Fault) -> Callable[..., Any]:
     backwards, and so does the sum over heads. Real kernels do not add in the order of the models."""
     change = dict(fault.change)
     if fault.pipeline == "logits":
-        from parity.faults import staged_logits as ok
+        from parity.ops.paged_logits.faults import staged as ok
 
         change.setdefault("dot", lambda c, q, k: ok.dot(c, q.flip(-1).contiguous(), k.flip(-1).contiguous()))
         change.setdefault("head_sum", lambda c, x: ok.head_sum(c, x.flip(1).contiguous()))

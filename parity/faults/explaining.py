@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parity.cases.operands import build
 from parity.faults.building import CPU, contract, staged
 from parity.faults.catalogue import MODELS
-from parity.faults.model import Fault
-from parity.judge.bounds import expected
+from parity.numerics.bounds import expected
+from parity.ops.fault import Fault
+from parity.ops.paged_logits.operands import build
 from parity.run.runner import poisoned_allocations
 
 FLOOR = 2.0**-16

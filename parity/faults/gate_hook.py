@@ -18,8 +18,8 @@ JUDGED = ("layout", "rounding", "selection", "invariance")
 
 def smoke_rows(folder: Path) -> list[Row]:
     """One row for each kind of fault: passed where the suite rejects the kind's model."""
-    from parity import gate
-    from parity.faults.model import KINDS
+    from parity.gate import gate
+    from parity.ops.fault import KINDS
 
     out = folder / "mutants.json"
     say("parity gate: one fault model of every kind must be rejected")
@@ -65,7 +65,7 @@ def first_failure(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None
 
 def show_diagnosis(rows: Sequence[Mapping[str, Any]], device: str, contract: str | None) -> None:
     """Print which fault explains the first failure; nothing where there is none to explain."""
-    from parity import gate
+    from parity.gate import gate
 
     row = first_failure(rows)
     if row is None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from parity.faults.model import Fault
+from parity.ops.fault import Fault
 
 
 def score_compile(fault: Fault) -> dict[str, Any]:
     """The row of a model that gives a launch configuration: `parity compile`'s verdict on it, for its architecture."""
     from impl.configs import Config
+    from parity.build import compile as compiling
     from parity.faults.score import described
-    from parity.run import compile as compiling
 
     started = time.monotonic()
     arch, config = int(fault.extra["arch"]), Config(*fault.extra["compile"])

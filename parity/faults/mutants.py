@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.command import FAILED, PASSED, CommandError, check_writable, read_json, say, write_json, write_text
-from parity.faults.model import KINDS
+from parity.ops.fault import KINDS
 
 HERE = Path(__file__).resolve().parent
 LEVELS = ("layout", "rounding", "selection", "invariance", "resources")
@@ -87,9 +87,9 @@ def chosen(options: argparse.Namespace) -> list[str]:
 
 def run(ids: Sequence[str], profile: str, full: bool, workers: int | None) -> Row:
     """Rows of all ids, in the catalogue's order, with their summary; `lost` names tests that ended without a row."""
-    from parity import gate
     from parity.faults.catalogue import MODELS
     from parity.faults.score import CORRECT, summary
+    from parity.gate import gate
 
     count = workers if workers is not None else min(8, os.cpu_count() or 1, len(ids))
     with tempfile.TemporaryDirectory(prefix="parity-mutants-") as folder:

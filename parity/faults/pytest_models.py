@@ -39,8 +39,8 @@ def parity_score(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Scores one model, leaves its row on the report, and fails the test where the row is bad."""
 
     def judge(id: str) -> None:
+        from parity.domain.profiles import profile
         from parity.faults.score import BAD, quick, score
-        from parity.suite.profiles import profile
 
         job = request.config.stash[JOB]
         row = score(id, quick(profile(job["profile"])), full=job["full"])

@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parity.cases import counter
-from parity.cases.case import Case
-from parity.cases.operands import build
 from parity.command import say
+from parity.domain.contract import Contract
 from parity.faults.building import CPU, contract, function, staged
 from parity.faults.catalogue import BY_ID, MODELS
 from parity.faults.rules import K_SHARE, RULES, Seen
-from parity.judge.alarm import emulate
-from parity.judge.arithmetic import named_model
-from parity.judge.bounds import expected
-from parity.judge.contract import Contract
-from parity.suite.selection import plain_topk
+from parity.numerics.alarm import emulate
+from parity.numerics.arithmetic import named_model
+from parity.numerics.bounds import expected
+from parity.ops.paged_logits.case import Case
+from parity.ops.paged_logits.checks.selection import plain_topk
+from parity.ops.paged_logits.operands import build
+from parity.pages import counter
 
 STREAM = 61
 SIZES = {"small": ((2, 2, 100), (1, 1, 64), (3, 1, 160)), "large": ((8, 2, 2048),)}

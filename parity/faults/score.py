@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from parity.domain.profiles import Profile
+from parity.domain.profiles import profile as named_profile
 from parity.faults.building import CPU, correct_implementation, implementation
 from parity.faults.catalogue import BY_ID
-from parity.faults.model import Fault
-from parity.judge.outcome import Status, Verdict
+from parity.ops.check import Check, all_checks
+from parity.ops.fault import Fault
+from parity.results import Status, Verdict
 from parity.run.registry import Implementation
 from parity.run.runner import InProcess
-from parity.suite.check import Check, all_checks
-from parity.suite.profiles import Profile
-from parity.suite.profiles import profile as named_profile
 from parity.suite.search import Finding, run_check
 
 Row = dict[str, Any]

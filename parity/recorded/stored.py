@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from impl.store_modes import Mode
+from parity.ops.store.builtin import function_of, missing
 from parity.recorded.files import Recording, read_folder
-from parity.run.store_builtin import function_of, missing
 from reference import exact, pages, rope
 
 # The modes that keep the published arithmetic: at 256, 132 and 68 bytes a slot.

@@ -13,7 +13,7 @@ MOST = 2_000_000  # bytes: a page that a mail still carries
 
 def main(words: Sequence[str]) -> int:
     """0 when the page was written; CommandError for a file that cannot be read or a missing package."""
-    from parity.cli import Parser
+    from parity.cli.main import Parser
 
     parser = Parser(prog="parity report", description="One self-contained HTML page from the JSON of other commands.")
     parser.add_argument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from parity import summary
+from parity.gate import summary
 from parity.report.figures import Table, finite, number
 
 Row = Mapping[str, Any]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parity import summary
 from parity.command import CommandError, read_json
+from parity.gate import summary
 
 Report = Mapping[str, Any]
 EXPLAIN, RECALL = "indexer-parity/explain", "indexer-parity/sweep-recall"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parity import summary
+from parity.gate import summary
 from parity.report import compare, curves, figures
 from parity.report.figures import Picture, Table, number
 from parity.report.inputs import Inputs

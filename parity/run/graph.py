@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from parity.cases import operands as building
+from parity.ops.paged_logits import operands as building
 from parity.run.registry import Implementation
 from parity.run.runner import Outcome, arguments, inspect, sentence
 
@@ -16,7 +16,7 @@ def replay(impl: Implementation, function: Callable[..., Any], wide: Any, narrow
     Both cases must have operands of the same shapes. An outcome of `unsupported` names why capture is impossible here.
     """
     if impl.stage == "store":
-        from parity.run.store_runner import replay_store
+        from parity.ops.store.call import replay_store
 
         return replay_store(function, wide, narrow, device)
     if device.type != "cuda":

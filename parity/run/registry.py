@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from impl.store_modes import MODES
-from parity.judge.contract import Contract
+from parity.domain.contract import Contract
 from parity.run import interpreter, memory
 
 STORE_NAMES = tuple(mode.name.replace("_", "-") for mode in MODES)
@@ -107,7 +107,7 @@ def builtin(device: torch.device) -> dict[str, Implementation]:
         kernel="torch",
         arguments=("--impl", "topk"),
     )
-    from parity.run.store_builtin import stores
+    from parity.ops.store.builtin import stores
 
     return found | stores(device)
 

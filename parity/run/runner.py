@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
-from parity.cases import case as cases
-from parity.cases import operands as building
+from parity.ops.paged_logits import case as cases
+from parity.ops.paged_logits import operands as building
 from parity.run import interpreter, memory
 from parity.run.registry import Implementation, resolve_name
 
@@ -184,11 +184,11 @@ def execute(
     Python exceptions of the function become `error`; a process that dies is the worker's business.
     """
     if impl.stage == "store":
-        from parity.run.store_runner import execute_store
+        from parity.ops.store.call import execute_store
 
         return execute_store(impl, function, operands, measure=measure, repeats=repeats)
     if impl.stage == "compressor":
-        from parity.run.compressor_runner import execute_compressor
+        from parity.ops.compressor.call import execute_compressor
 
         return execute_compressor(impl, function, operands, repeats=repeats)
     outcome = Outcome(operands=operands)

@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from parity.cases import case as cases
-from parity.cases import operands as building
+from parity.ops.paged_logits import case as cases
+from parity.ops.paged_logits import operands as building
 from parity.run import runner as running
+from parity.run.frames import roomy
 from parity.run.registry import Implementation, SpecError, resolve_name
-from parity.run.stack import roomy
 
 START_SECONDS = 180.0
 """For the child to import torch on a loaded machine; not part of any case's time-out."""
@@ -300,7 +300,7 @@ def _parameters(function: Any) -> list[str]:
 
 
 def _implementation(message: dict[str, Any], parameters: list[str]) -> Implementation:
-    from parity.judge.contract import Contract
+    from parity.domain.contract import Contract
 
     stage = "logits" if message["stage"] == "dots" else message["stage"]
     contract = Contract(layout=message["layout"], stage=stage, schedule_meta=message["schedule_meta"])

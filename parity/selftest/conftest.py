@@ -3,7 +3,7 @@
 import pytest
 
 from parity.run import interpreter
-from parity.run.stack import roomy
+from parity.run.frames import roomy
 
 interpreter.prepare("auto")
 

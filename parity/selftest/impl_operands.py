@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from parity.judge.bounds import expected
-from parity.judge.contract import Contract
+from parity.domain.contract import Contract
+from parity.numerics.bounds import expected
 from reference.pages import PAGE, page_bytes, write_keys
 
 LAYOUTS = ("bf16", "fp8")

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from parity.judge.arithmetic import Grouped, named_model
-from parity.judge.blocks import Expected, blocks
-from parity.judge.contract import Contract
-from parity.judge.headsum import HeadSum, predicted_dots, predicted_logits, recorded_order
+from parity.domain.contract import Contract
+from parity.numerics.arithmetic import Grouped, named_model
+from parity.numerics.blocks import Expected, blocks
+from parity.numerics.headsum import HeadSum, predicted_dots, predicted_logits, recorded_order
 from parity.run.registry import Implementation
 
 RULE = named_model("sm_90 e4m3").arithmetic

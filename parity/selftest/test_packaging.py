@@ -55,7 +55,7 @@ def test_the_wheel_has_every_module_and_data_file(wheel):
         and not any(part == "__pycache__" or part.startswith(".") for part in path.relative_to(ROOT).parts)
     }
     assert names == wanted
-    assert {"parity/gate.ini", "parity/arithmetic_models.json", "parity/head_sums.json"} <= names
+    assert {"parity/gate/gate.ini", "parity/arithmetic_models.json", "parity/head_sums.json"} <= names
 
 
 def test_the_wheel_names_the_command_the_plugin_and_the_licence(wheel):
@@ -65,9 +65,9 @@ def test_the_wheel_names_the_command_the_plugin_and_the_licence(wheel):
         points = configparser.ConfigParser(delimiters=("=",))
         points.read_string(file.read(f"{info}/entry_points.txt").decode())
         metadata = file.read(f"{info}/METADATA").decode()
-    assert points["console_scripts"]["parity"] == "parity.cli:main"
-    # Any other name would register the module a second time beside `-p parity.plugin` and a conftest's pytest_plugins.
-    assert dict(points["pytest11"]) == {"parity.plugin": "parity.plugin"}
+    assert points["console_scripts"]["parity"] == "parity.cli.main:main"
+    # Any other name would register the module twice, beside `-p parity.suite.plugin` and a conftest's pytest_plugins.
+    assert dict(points["pytest11"]) == {"parity.suite.plugin": "parity.suite.plugin"}
     assert {f"{info}/licenses/LICENSE", f"{info}/licenses/NOTICE"} <= set(names)
     assert "License-Expression: MIT" in metadata
 
@@ -76,7 +76,8 @@ def test_an_unpacked_wheel_runs_away_from_the_checkout(wheel, tmp_path):
     place = tmp_path / "site"
     with zipfile.ZipFile(wheel) as file:
         file.extractall(place)
-    code = f"import sys; sys.path.insert(0, {str(place)!r}); from parity.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = f"import sys; sys.path.insert(0, {str(place)!r}); from parity.cli.main import main; "
+    code += "sys.exit(main(sys.argv[1:]))"
     words = ["run", "--case", "v1 lens=3", "--impl", "torch-bf16", "--device", "cpu", "--check", "layout/exact"]
     done = subprocess.run([sys.executable, "-P", "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -184,7 +185,7 @@ def test_the_ci_script_is_bash_and_starts_from_a_fresh_environment():
 
 
 def test_every_parity_command_of_the_pages_parses():
-    from parity.cli import build_parser
+    from parity.cli.main import build_parser
 
     words = re.compile(r"^\s*(?:python -m )?parity ((?:list|run|gate|golden|merge|recorded)[^#&\n]*)", re.MULTILINE)
     found = [match for page in PAGES for match in words.findall(page.read_text())]
@@ -208,7 +209,7 @@ def test_the_workflow_parses_and_runs_the_gate_on_both_runners():
     gates = {name: [s["run"] for s in job["steps"] if "parity gate" in s.get("run", "")] for name, job in jobs.items()}
     assert len(gates["cpu"]) == len(gates["cuda"]) == 1
     assert "--require-device cuda" in gates["cuda"][0]
-    from parity.cli import build_parser
+    from parity.cli.main import build_parser
 
     for (command,) in gates.values():
         _, rest = build_parser().parse_known_args(command.split("parity ", 1)[1].split())
@@ -239,8 +240,9 @@ def test_every_page_is_linked_from_the_readme():
 
 
 def test_the_pages_name_every_status_level_profile_and_data_class():
-    from parity import cli, summary
-    from parity.cases.case import DATA
+    from parity.cli import main as cli
+    from parity.gate import summary
+    from parity.ops.paged_logits.case import DATA
 
     concepts, cases, gate = ((ROOT / "docs" / name).read_text() for name in ("concepts.md", "cases.md", "gate.md"))
     for status in summary.SEVERITY:
@@ -254,7 +256,7 @@ def test_the_pages_name_every_status_level_profile_and_data_class():
             assert f"`{name}`" in cases
     from dataclasses import fields
 
-    from parity.cases.case import Case
+    from parity.ops.paged_logits.case import Case
 
     for item in fields(Case):
         assert f"`{item.name}`" in cases or item.name == "lengths"
@@ -263,7 +265,7 @@ def test_the_pages_name_every_status_level_profile_and_data_class():
 def test_the_pages_name_every_contract_key():
     from dataclasses import fields
 
-    from parity.judge.contract import Contract
+    from parity.domain.contract import Contract
 
     text = (ROOT / "docs" / "concepts.md").read_text()
     internal = {"arithmetic_name", "assumed", "named", "dot_verified"}

@@ -9,13 +9,13 @@ from hypothesis import find
 from hypothesis.database import ExampleDatabase
 from hypothesis.errors import NoSuchExample
 
-from parity.cases.case import Case, parse_case
-from parity.cases.reducer import reduce_case
-from parity.judge.outcome import Status, Verdict, merge
+from parity.domain.profiles import Profile
+from parity.ops.check import LEAST, Check, examples_of
+from parity.ops.paged_logits.case import Case, parse_case
+from parity.ops.shared.reducer import reduce_case
+from parity.results import Status, Verdict, merge
+from parity.run.frames import roomy
 from parity.run.runner import Runner
-from parity.run.stack import roomy
-from parity.suite.check import LEAST, Check, examples_of
-from parity.suite.profiles import Profile
 
 BAD = (Status.FAILED, Status.ERROR)
 

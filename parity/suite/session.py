@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from parity.judge.outcome import Status
+from parity.domain.profiles import Profile
+from parity.ops.check import Check, all_checks
+from parity.results import Status
 from parity.run import registry
 from parity.run.device import architecture, provenance
 from parity.run.registry import Implementation
 from parity.run.runner import Runner
 from parity.run.worker import runner_for
-from parity.suite.arithmetic import Examined, examine, sharpened
-from parity.suite.check import Check, all_checks
 from parity.suite.clock import Clock
-from parity.suite.profiles import Profile
 from parity.suite.search import Finding, run_check
+from parity.tensorcore.verification import Examined, examine, sharpened
 
 Row = dict[str, Any]
 
@@ -108,7 +108,7 @@ class Session:
 
 def absent(impl: Implementation, check: Check) -> Finding:
     """The finding on an implementation that cannot run here."""
-    from parity.judge.outcome import Verdict
+    from parity.results import Verdict
 
     return Finding(Verdict(Status.NOT_RUN, check.level, check.name, message=impl.absent or "absent"), 0)
 

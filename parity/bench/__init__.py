@@ -1,0 +1,1 @@
+"""Timing kernels against the ceilings of the device."""

@@ -1,0 +1,1 @@
+"""Domains: the fields of cases, contracts, and how cases are drawn."""

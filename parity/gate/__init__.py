@@ -1,0 +1,1 @@
+"""The pre-merge check."""

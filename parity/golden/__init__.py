@@ -1,0 +1,1 @@
+"""Every stored truth: goldens, predictions, digests, compile goldens."""

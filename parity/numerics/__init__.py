@@ -1,0 +1,1 @@
+"""Numerics: arithmetic models, bounds, exact data, intervals and selection, as mathematics on tensors."""

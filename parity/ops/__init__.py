@@ -1,0 +1,1 @@
+"""Operations: what a kernel computes, one folder each, found by registration."""

@@ -1,0 +1,1 @@
+"""The operation compressor: tokens to pooled keys, call by call."""

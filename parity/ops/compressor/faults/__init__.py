@@ -1,0 +1,1 @@
+"""A correct staged implementation of the compressor and its fault models."""

@@ -1,0 +1,1 @@
+"""The operation paged_logits: the indexer's scores over a paged cache."""

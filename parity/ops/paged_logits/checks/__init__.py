@@ -1,0 +1,1 @@
+"""The checks of paged logits, one module per level."""

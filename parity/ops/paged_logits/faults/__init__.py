@@ -1,0 +1,1 @@
+"""A correct staged implementation of paged logits and its fault models."""

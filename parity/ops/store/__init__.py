@@ -1,0 +1,1 @@
+"""The operation store: pooled keys to pages."""

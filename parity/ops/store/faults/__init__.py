@@ -1,0 +1,1 @@
+"""A correct staged implementation of the store and its fault models."""

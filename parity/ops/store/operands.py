@@ -1,0 +1,172 @@
+"""From a store case to the tensors that a store function is called with, and what the pool held before."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parity.ops.paged_logits.case import PAGE, SLOT_BYTES
+from parity.ops.store import values as store_values
+from parity.ops.store.case import StoreCase
+from parity.pages import counter
+from parity.pages.pools import LAZY_BYTES, Windows, cache_view, lazy_buffer, windows_around
+from reference import rope
+from reference.config import FLASH
+
+STREAM_PLACE = 31
+
+
+@dataclass(frozen=True, eq=False)
+class StoreOperands:
+    """Operands of a store function. pool: uint8 [bytes], first page to last; kv_cache a view of it.
+
+    windows: the byte ranges of the pool that are compared, all of it unless it is larger than a CPU maps eagerly.
+    before: uint8 [bytes of the windows], what they held before the call.
+    """
+
+    case: StoreCase
+    pooled: Tensor
+    norm_weight: Tensor
+    eps: float
+    positions: Tensor
+    rope_table: Tensor
+    out_loc: Tensor
+    kv_cache: Tensor
+    pool: Tensor
+    windows: Windows
+    before: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        """The device of every operand."""
+        return self.pool.device
+
+    def kwargs(self) -> dict[str, Any]:
+        """Keyword arguments of a store function."""
+        names = ("pooled", "norm_weight", "eps", "positions", "rope_table", "out_loc", "kv_cache")
+        return {name: getattr(self, name) for name in names}
+
+    def sparse(self) -> dict[str, Tensor]:
+        """Names of the operands that are zero but for some rows, and these rows, int64."""
+        return {"rope_table": self.positions.long()}
+
+    def contents(self) -> Tensor:
+        """A copy of the bytes in the windows, uint8."""
+        return torch.cat([self.pool[start:stop] for start, stop in self.windows]) if self.windows else self.pool.clone()
+
+    def restore(self, contents: Tensor | None = None) -> None:
+        """Put bytes of the windows back, by default those from before the call."""
+        data = self.before if contents is None else contents.to(self.device)
+        at = 0
+        for start, stop in self.windows:
+            self.pool[start:stop] = data[at : at + stop - start]
+            at += stop - start
+
+    def inputs(self) -> dict[str, Tensor]:
+        """The operands that must not be written; of the rotary table the rows in use."""
+        rows = self.rope_table[self.positions.long()] if self.case.tokens else self.rope_table[:0]
+        return {
+            "pooled": self.pooled,
+            "norm_weight": self.norm_weight,
+            "positions": self.positions,
+            "rope_table": rows,
+            "out_loc": self.out_loc,
+        }
+
+
+def build_store(case: StoreCase, device: str | torch.device = "cpu") -> StoreOperands:
+    """The operands of a store case on a device; new storages at every call."""
+    device = torch.device(device)
+    names = torch.tensor(case.ids, dtype=torch.int64, device=device)
+    positions = store_values.draw_positions(case, names)
+    out_loc = slots_of(case, device)
+    pool, windows = _build_pool(case, out_loc, device)
+    view = cache_view(_page_view(case, pool), case.layout)
+    before = torch.cat([pool[start:stop] for start, stop in windows]) if windows else pool.clone()
+    return StoreOperands(
+        case,
+        store_values.draw_pooled(case, names),
+        store_values.draw_norm_weight(case, device),
+        case.eps,
+        positions,
+        _build_table(case, positions, device),
+        out_loc,
+        view,
+        pool,
+        windows,
+        before,
+    )
+
+
+def slots_of(case: StoreCase, device: str | torch.device = "cpu") -> Tensor:
+    """Slots int64 [N], distinct, -1 for tokens that are skipped."""
+    device = torch.device(device)
+    names = torch.tensor(case.ids, dtype=torch.int64, device=device)
+    places = torch.arange(case.places, dtype=torch.int64, device=device)
+    if case.place == "edges":
+        places = places // 2 * PAGE + (places % 2) * (PAGE - 1)
+    elif case.place == "last":
+        places = places.flip(0)
+    if case.place in ("spread", "edges"):
+        places = places[_shuffled(case.perm, places)]
+    places = places[: case.tokens]
+    if case.perm and case.place in ("order", "last"):
+        places = places[_shuffled(case.perm, places)]
+    return torch.where(store_values.draw_skipped(case, names), -1, places)
+
+
+def _shuffled(seed: int, places: Tensor) -> Tensor:
+    """A permutation of range(len(places)) by keys that are functions of the seed and of the place."""
+    keys = counter.row_keys(seed, STREAM_PLACE, (places,))
+    return torch.argsort(keys, stable=True)
+
+
+def _page_view(case: StoreCase, pool: Tensor) -> Tensor:
+    """The pool as uint8 [pages, page stride]; its last page has no gap after it."""
+    return pool.as_strided((case.pages, case.page_stride), (case.page_stride, 1))
+
+
+def _build_pool(case: StoreCase, out_loc: Tensor, device: torch.device) -> tuple[Tensor, Windows]:
+    # The whole stride of the last page is there too, so that a view of whole strides is legal.
+    total = case.pages * case.page_stride
+    if total <= LAZY_BYTES:
+        pool = store_values.draw_bytes(case.fill, 0, total, device)
+        return pool, ((0, total),) if total else ()
+    if device.type == "cpu":
+        pool = torch.frombuffer(lazy_buffer(total), dtype=torch.uint8)
+    else:
+        pool = torch.empty(total, dtype=torch.uint8, device=device)
+    pages = np.unique(out_loc[out_loc >= 0].cpu().numpy() // PAGE)
+    offsets = [page * case.page_stride for page in (0, case.pages - 1, *pages.tolist())]
+    windows = windows_around(offsets, case.page_bytes, total)
+    for start, stop in windows:
+        pool[start:stop] = store_values.draw_bytes(case.fill, start, stop - start, device)
+    return pool, windows
+
+
+def _build_table(case: StoreCase, positions: Tensor, device: torch.device) -> Tensor:
+    """The rotary table float32 [max_position, 64]. Rows that no token names are zero, which makes a pair vanish."""
+    rows, size = case.max_position, case.max_position * 64 * 4
+    if device.type == "cpu" and size > 1 << 20:
+        table = torch.frombuffer(lazy_buffer(size), dtype=torch.float32).view(rows, 64)
+    else:
+        table = torch.zeros(rows, 64, device=device)
+    if case.tokens and case.data == "context":
+        table[positions.long()] = rope.rope_rows(FLASH, positions)
+    elif case.tokens:
+        table[positions.long()] = store_values.draw_rope_rows(positions)
+    return table
+
+
+def named_bytes(case: StoreCase, out_loc: Tensor) -> tuple[Tensor, Tensor]:
+    """Byte addresses in the pool that the stored slots own, for the m tokens with a slot, in batch order: payload int64
+    [m, payload bytes] and scale int64 [m, scale bytes]."""
+    slots = out_loc[out_loc >= 0]
+    payload = {"bf16": 256, "fp8": 128, "fp4": 64}[case.layout]
+    scale = SLOT_BYTES[case.layout] - payload
+    page, row = slots // PAGE * case.page_stride, slots % PAGE
+    one = torch.arange(payload, device=slots.device)
+    other = torch.arange(scale, device=slots.device)
+    return (page + row * payload)[:, None] + one, (page + PAGE * payload + row * scale)[:, None] + other

@@ -1,0 +1,223 @@
+"""Level semantics: does a store keep what DeepSeek's reference selects? Recall and regret against recorded floors.
+
+From the same pooled keys the reference stores its fp4-grid keys and the store under judgement its own. The reference's
+queries (64 heads, the rows after a prompt's last token) score both, exactly in float64, so that the store alone makes
+the difference; top-k of both are compared. A floor belongs to a contract and a context length: the recorded mean over
+seeds minus six standard deviations between seeds and `ALLOWANCE`.
+
+`python -m parity.ops.store.semantics` prints the table, `--write` records floors.
+"""
+
+import functools
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from parity.domain.contract import Contract
+from parity.domain.profiles import Profile
+from parity.numerics.selection import recall, regret
+from parity.ops.check import Check, complaint, verdict
+from parity.ops.store.case import StoreCase
+from parity.ops.store.operands import StoreOperands
+from parity.pages import counter
+from parity.results import Status, Verdict
+from parity.run.device import provenance
+from parity.run.registry import Implementation
+from parity.run.runner import Runner
+from reference import compressor, exact, formats, indexer, pages, rope
+from reference.config import FLASH
+from reference.hadamard import hadamard
+
+FLOORS = Path(__file__).resolve().parents[2] / "semantics_floors.json"
+TOKENS = (4509, 10498, 22000)  # context lengths in tokens; a quarter of them are keys
+TOPK, HEADS, ROWS = 512, 64, 16
+SEEDS = tuple(range(100, 112))  # of the recorded means; the check itself draws another
+DEVIATIONS = 6.0
+# The reference sums a row's mean of squares in an order that depends on the CPU; that changes about one key in 13,000.
+ALLOWANCE = {"recall": 1e-3, "regret": 1e-5}
+STREAM_Q, STREAM_W, STREAM_BASE = 41, 42, 43
+
+
+def case_of(tokens: int, layout: str, seed: int) -> StoreCase:
+    """The pooled keys of a prompt of so many tokens, spread over a pool a little larger than needed."""
+    keys = tokens // 4
+    return StoreCase(
+        ids=tuple(range(keys)), layout=layout, data="context", seed=seed, pages=-(-keys // 64) + 3, perm=seed + 1
+    )
+
+
+def key_of(contract: Contract) -> str:
+    """What floors are recorded under: the contract's words that decide what is stored."""
+    scale = f"/{contract.scale}" if contract.layout == "fp8" else ""
+    fake = "+fake_fp4" if contract.fake_fp4 else ""
+    return f"{contract.layout}{scale}/{contract.schedule}{fake}"
+
+
+def measure(operands: StoreOperands) -> dict[str, float]:
+    """Recall and regret of the keys that stand in the operands' pool, against the reference's from the same input.
+
+    `recall_unquantised` is against keys that were never rounded (float64): what the formats cost beside the fp4 step.
+    """
+    case, device = operands.case, operands.device
+    given = (operands.norm_weight, operands.eps, operands.positions, operands.rope_table)
+    # The reference on a CPU: a GPU's reciprocal root is not the published code's.
+    pooled, weight = operands.pooled.cpu().to(torch.bfloat16), operands.norm_weight.cpu()
+    places, table = operands.positions.cpu(), operands.rope_table.cpu()
+    published = compressor.finish(pooled, weight, operands.eps, places, table).fp4.to(device)
+    values, scales = pages.read_keys(operands.kv_cache, case.layout, operands.out_loc)
+    stored = exact.widen(values) * (1.0 if scales is None else exact.widen(scales)[:, None])
+    q, w = queries(case, device)
+    reference, mine = exact.logits(q, published, w), exact.logits(q, stored, w)
+    wanted = reference.topk(TOPK, dim=1).indices
+    found = mine.nan_to_num(-torch.inf, posinf=torch.finfo(torch.float64).max).topk(TOPK, dim=1).indices
+    unquantised = exact.logits(q, exact.key_chain(operands.pooled, *given)[0], w).topk(TOPK, dim=1).indices
+    lens = torch.full((ROWS,), case.tokens, device=device)
+    return {
+        "recall": float(recall(found, wanted).mean()),
+        "worst_row": float(recall(found, wanted).min()),
+        "recall_unquantised": float(recall(found, unquantised).mean()),
+        "regret": float(regret(found, reference, lens, TOPK).mean()),
+    }
+
+
+@functools.lru_cache(maxsize=4)
+def queries(case: StoreCase, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The reference's queries [rows, 64, 128] and head weights [rows, 64], bfloat16, for positions after the prompt."""
+    rows = torch.arange(ROWS, dtype=torch.int64)
+    heads = torch.arange(HEADS, dtype=torch.int64)
+    own = _bell(case.seed, STREAM_Q, rows[:, None].expand(ROWS, HEADS), heads.expand(ROWS, HEADS))
+    shared = _bell(case.seed, STREAM_BASE, torch.zeros(ROWS, HEADS, dtype=torch.int64), heads.expand(ROWS, HEADS))
+    positions = 4 * case.tokens + rows
+    projected = (own + shared).to(torch.bfloat16)
+    roped = rope.rotate(projected, rope.rope_rows(FLASH, positions)[:, None])
+    fp4 = formats.fp4_quantise(hadamard(roped))[0]
+    gates = _bell(case.seed, STREAM_W, rows, torch.zeros_like(rows))[:, :HEADS].to(torch.bfloat16)
+    return fp4.to(device), indexer.head_weights(gates, HEADS).to(device)
+
+
+def _bell(seed: int, stream: int, *coordinates: Tensor) -> Tensor:
+    """float32 [..., 128], about gaussian, by counters."""
+    words = counter.row_words(counter.row_keys(seed, stream, coordinates), counter.counting(128, torch.device("cpu")))
+    return words.view(torch.uint8).view(*words.shape, 4).sum(-1).sub(510).to(torch.float32) * 2.0**-7
+
+
+@functools.cache
+def floors() -> dict[str, dict[str, dict[str, float]]]:
+    """Contract key to tokens to recorded numbers."""
+    return json.loads(FLOORS.read_text())["floors"] if FLOORS.is_file() else {}
+
+
+def _cases(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[Any]:
+    return st.sampled_from([case_of(tokens, impl.layout, 7) for tokens in TOKENS])
+
+
+def judge_recall(runner: Runner, case: StoreCase) -> Verdict:
+    """Recall at least, and regret at most, what is recorded for the contract at this length."""
+    check = "semantics/recall"
+    outcome = runner.run(case)  # type: ignore[arg-type]
+    found = complaint(runner, check, case, outcome)  # type: ignore[arg-type]
+    if found is not None:
+        return found
+    floor = floors().get(key_of(runner.impl.contract), {}).get(str(tokens_of(case)))
+    if floor is None:
+        reason = f"no floor is recorded for {key_of(runner.impl.contract)} at {tokens_of(case)} tokens"
+        return verdict(runner, check, case, Status.UNSUPPORTED, reason)  # type: ignore[arg-type]
+    outcome.operands.restore(outcome.output)
+    got = measure(outcome.operands)
+    cells = ROWS * TOPK
+    text = (
+        f"recall {got['recall']:.4f} (floor {floor['recall_floor']:.4f}), "
+        f"regret {got['regret']:.2e} (ceiling {floor['regret_ceiling']:.2e})"
+    )
+    good = got["recall"] >= floor["recall_floor"] and got["regret"] <= floor["regret_ceiling"]
+    if good:
+        return verdict(runner, check, case, Status.PASSED, cells=cells)  # type: ignore[arg-type]
+    return verdict(runner, check, case, Status.FAILED, text, cells=cells)  # type: ignore[arg-type]
+
+
+def tokens_of(case: StoreCase) -> int:
+    """The context length in tokens that a case stands for."""
+    return next((tokens for tokens in TOKENS if tokens // 4 == case.tokens), 4 * case.tokens)
+
+
+def _accepts(case: Any) -> bool:
+    return isinstance(case, StoreCase) and case.data == "context" and case.skip == 0 and case.tokens > TOPK
+
+
+CHECKS = [
+    Check(
+        "semantics",
+        "recall",
+        ("store",),
+        _cases,
+        judge_recall,  # type: ignore[arg-type]
+        0.0,
+        accepts=_accepts,
+        shrinks=False,
+        listed=lambda *_: True,
+    )
+]
+
+
+# ---------------------------------------------------------------------------------------------------------- recording
+
+
+def record(device: torch.device) -> dict[str, Any]:
+    """Recall and regret of every mode of our store at every length, and floors from them."""
+    from parity.ops.store.builtin import stores
+    from parity.ops.store.call import execute_store
+    from parity.ops.store.operands import build_store
+
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for name, impl in stores(device).items():
+        assert impl.function is not None
+        rows = found.setdefault(key_of(impl.contract), {})
+        for tokens in TOKENS:
+            results = []
+            for seed in SEEDS:
+                operands = build_store(case_of(tokens, impl.layout, seed), device)
+                outcome = execute_store(impl, impl.function, operands)
+                if outcome.output is None:
+                    raise RuntimeError(f"{name}: {outcome.complaint}")
+                results.append(measure(operands))
+            rows[str(tokens)] = _summary(results)
+            line = rows[str(tokens)]
+            print(f"{name:<36}{tokens:>7}  recall {line['recall']:.4f}  regret {line['regret']:.2e}", flush=True)
+    about = (
+        f"mean over seeds {SEEDS[0]}..{SEEDS[-1]} minus {DEVIATIONS:g} standard deviations between seeds "
+        f"and {ALLOWANCE['recall']:g}"
+    )
+    return {"about": about, "topk": TOPK, "rows": ROWS, "provenance": provenance(device), "floors": found}
+
+
+def _summary(results: list[dict[str, float]]) -> dict[str, float]:
+    mean = {name: statistics.fmean(result[name] for result in results) for name in ("recall", "regret")}
+    deviation = {name: statistics.stdev(result[name] for result in results) for name in ("recall", "regret")}
+    free = statistics.fmean(result["recall_unquantised"] for result in results)
+    return {
+        "recall": round(mean["recall"], 6),
+        "recall_unquantised": round(free, 6),
+        "recall_deviation": round(deviation["recall"], 6),
+        "recall_floor": round(mean["recall"] - DEVIATIONS * deviation["recall"] - ALLOWANCE["recall"], 6),
+        "worst_row": round(min(result["worst_row"] for result in results), 6),
+        "regret": mean["regret"],
+        "regret_ceiling": mean["regret"] + DEVIATIONS * deviation["regret"] + ALLOWANCE["regret"],
+    }
+
+
+def main(words: list[str]) -> int:
+    """Print the table; record it with `--write`."""
+    found = record(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    if "--write" in words:
+        FLOORS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""A correct staged implementation of top-k and its fault models."""

@@ -1,0 +1,1 @@
+"""Pages: layouts, placement, pools and poison, drawn values."""

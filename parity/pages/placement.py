@@ -1,0 +1,144 @@
+"""Where a case puts its pages: the map from requests and logical pages to contents, and from contents to the pool."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from parity.ops.paged_logits.case import MAX_ID, PAGE, Case
+from parity.pages.counter import mix_int
+
+SHARED = MAX_ID  # owner of the pages below `prefix`, a request id that no request can have
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Pages of a case. U distinct pages are in use; arrays are int64 and must not be written.
+
+    lengths [B, next_n]; needed [B] pages a request. Each reference i is one table entry: ref_request[i], ref_page[i],
+    and ref_used[i] from 0 to U-1. owner, page [U] name a used page's content, visible [U] how many of its leading slots
+    some row may read. physical [U + spare] are page numbers in the pool, the used pages first.
+    """
+
+    lengths: np.ndarray
+    needed: np.ndarray
+    ref_request: np.ndarray
+    ref_page: np.ndarray
+    ref_used: np.ndarray
+    owner: np.ndarray
+    page: np.ndarray
+    visible: np.ndarray
+    physical: np.ndarray
+
+    @property
+    def used(self) -> int:
+        """Pages that some table entry names."""
+        return len(self.owner)
+
+    @property
+    def pool_pages(self) -> int:
+        """Pages of the pool."""
+        return len(self.physical)
+
+    @property
+    def canary_page(self) -> int | None:
+        """The physical page that no row may read and that looks valid, if the pool has a spare page."""
+        return int(self.physical[self.used]) if self.pool_pages > self.used else None
+
+
+class Place(NamedTuple):
+    """Coordinates of one logit: its row, and the key's logical page and offset, physical page and slot."""
+
+    request: int
+    row: int
+    key: int
+    page: int
+    offset: int
+    physical_page: int
+    slot: int
+
+
+@lru_cache(maxsize=16)
+def place(case: Case) -> Placement:
+    """The placement of a case; cheap for small cases, vectorised for large ones."""
+    lengths = np.array(case.lengths, dtype=np.int64).reshape(case.requests, case.next_n)
+    longest = lengths.max(axis=1) if case.requests else np.zeros(0, np.int64)
+    needed = (longest + PAGE - 1) // PAGE
+    total = int(needed.sum())
+    ref_request = np.repeat(np.arange(case.requests, dtype=np.int64), needed)
+    first = np.cumsum(needed) - needed
+    ref_page = np.arange(total, dtype=np.int64) - first[ref_request]
+    requests = ids_of(case.request_ids, case.requests)
+    page = ref_page if case.page_ids is None else np.array(case.page_ids, dtype=np.int64)[ref_page]
+    owner = np.where(page < case.prefix, SHARED, requests[ref_request])
+    if case.alias == "shared":
+        names, ref_used = np.unique((owner << 32) | page, return_inverse=True)
+        owner, page = names >> 32, names & 0xFFFFFFFF
+        ref_used = ref_used.reshape(-1).astype(np.int64)
+    else:
+        ref_used = np.arange(total, dtype=np.int64)
+    visible = np.zeros(len(owner), dtype=np.int64)
+    np.maximum.at(visible, ref_used, np.minimum(PAGE, longest[ref_request] - PAGE * ref_page))
+    physical = shuffled(len(owner) + case.spare, case.perm)
+    return Placement(lengths, needed, ref_request, ref_page, ref_used, owner, page, visible, physical)
+
+
+def ids_of(ids: tuple[int, ...] | None, count: int) -> np.ndarray:
+    """Identifiers as an array, 0 .. count-1 when the case does not name any."""
+    return np.arange(count, dtype=np.int64) if ids is None else np.array(ids, dtype=np.int64)
+
+
+def row_names(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Request id and row id of each of the T rows, int64."""
+    requests = np.repeat(ids_of(case.request_ids, case.requests), case.next_n)
+    if case.row_ids is None:
+        return requests, np.tile(np.arange(case.next_n, dtype=np.int64), case.requests)
+    return requests, np.array(case.row_ids, dtype=np.int64)
+
+
+def shuffled(count: int, seed: int) -> np.ndarray:
+    """A permutation of 0 .. count-1; seed 0 is the identity. By sorting hashes, so it is the same everywhere."""
+    order = np.arange(count, dtype=np.int64)
+    if seed == 0:
+        return order
+    z = order.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(mix_int(seed))
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.argsort(z ^ (z >> np.uint64(31)), kind="stable").astype(np.int64)
+
+
+def readable_slots(case: Case) -> np.ndarray:
+    """Slots (physical page * 64 + offset) that some row may read, ascending int64; all the rest is poison."""
+    plan = place(case)
+    pages = plan.physical[: plan.used]
+    offsets = np.arange(PAGE, dtype=np.int64)
+    mask = offsets < plan.visible[:, None]
+    return np.sort((pages[:, None] * PAGE + offsets)[mask])
+
+
+def block_table(case: Case) -> np.ndarray:
+    """The table int32 [B, table_width], tails included."""
+    plan = place(case)
+    tail = {"minus1": -1, "huge": HUGE_PAGE, "canary": plan.canary_page}[case.tail]
+    table = np.full((case.requests, case.table_width), tail, dtype=np.int32)
+    table[plan.ref_request, plan.ref_page] = plan.physical[plan.ref_used]
+    return table
+
+
+# Far outside every pool, yet its byte offset fits in 64 bits at any page stride.
+HUGE_PAGE = 0x7FFFFF00
+
+
+def locate(case: Case, row: int, key: int) -> Place:
+    """Coordinates of a cell of the result. ValueError if the row does not exist or may not see the key."""
+    if not 0 <= row < case.rows:
+        raise ValueError(f"row must be from 0 to {case.rows - 1}, got {row}")
+    request, inner = divmod(row, case.next_n)
+    if not 0 <= key < case.lengths[request][inner]:
+        raise ValueError(f"key must be below the context length {case.lengths[request][inner]} of row {row}, got {key}")
+    plan = place(case)
+    page, offset = divmod(key, PAGE)
+    reference = int(plan.needed[:request].sum()) + page
+    physical = int(plan.physical[plan.ref_used[reference]])
+    return Place(request, inner, key, page, offset, physical, physical * PAGE + offset)

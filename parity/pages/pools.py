@@ -1,0 +1,157 @@
+"""The paged cache of a case: pages drawn where the placement puts them, poison everywhere that no row may read."""
+
+import mmap
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parity.ops.paged_logits.case import DIM, PAGE, SLOT_BYTES, Case
+from parity.pages import values
+from parity.pages.placement import Placement
+
+Windows = tuple[tuple[int, int], ...]
+
+POISON_BYTE = {"nan": 0xFF, "huge": 0x7E, "canary": 0x44}  # 0x44..: 3.0 in e4m3, 785 in bf16 and float32
+LAZY_BYTES = 1 << 28  # a CPU pool above this is mapped lazily and poisoned around the pages in use alone
+CHUNK_ELEMENTS = 1 << 23  # drawn at a time; the largest temporary is int64 [elements / 64] or int32 [elements]
+
+
+def cache_view(pool: Tensor, layout: str) -> Tensor:
+    """The kv_cache argument over a pool uint8 [pages, page stride]: bf16 [pages, 64, 1, 128] or uint8 [pages, 64, 1,
+    bytes a slot], with the pool's page stride."""
+    pages, stride = pool.shape
+    slot = SLOT_BYTES[layout]
+    if layout == "bf16":
+        return pool.view(torch.bfloat16).as_strided((pages, PAGE, 1, DIM), (stride // 2, DIM, DIM, 1))
+    return pool.as_strided((pages, PAGE, 1, slot), (stride, slot, slot, 1))
+
+
+def build_pool(case: Case, plan: Placement, device: torch.device) -> tuple[Tensor, Windows | None]:
+    """The pool uint8 [pages, page stride], and the byte windows in use when it is mapped lazily."""
+    stride, size = case.page_stride, case.page_bytes
+    lazy = device.type == "cpu" and plan.pool_pages * stride > LAZY_BYTES
+    if lazy:
+        pool = torch.frombuffer(lazy_buffer(plan.pool_pages * stride), dtype=torch.uint8)
+        pool = pool.view(plan.pool_pages, stride)
+    else:
+        pool = torch.empty(plan.pool_pages, stride, dtype=torch.uint8, device=device)
+    pattern = _poison_page(case, device)
+    spare = plan.physical[plan.used :]
+    windows = None
+    if lazy:
+        windows = windows_around((_touched(plan) * stride).tolist(), size, plan.pool_pages * stride)
+        flat = pool.view(-1)
+        for start, stop in windows:
+            flat[start:stop] = POISON_BYTE[case.poison]
+        spare = spare[np.isin(spare, _touched(plan))]
+        pool[torch.from_numpy(spare), :size] = pattern
+    else:
+        pool[:, :size] = pattern
+        pool[:, size:] = POISON_BYTE[case.poison]
+    if case.poison != "canary":  # the canary page looks valid whatever the rest is
+        spare = plan.physical[plan.used : plan.used + 1] if case.tail == "canary" else spare[:0]
+    pages = pool[:, :size]
+    step = max(1, CHUNK_ELEMENTS // (PAGE * DIM))
+    for at in range(0, plan.used, step):
+        part = slice(at, min(at + step, plan.used))
+        drawn = _draw_pages(case, plan.owner[part], plan.page[part], device)
+        partial = np.flatnonzero(plan.visible[part] < PAGE)
+        if len(partial):
+            some = torch.from_numpy(partial).to(device)
+            where = at + partial
+            drawn[some] = _hide(case, drawn[some], plan.visible[where], plan.physical[where], pattern, device)
+        pages[torch.from_numpy(plan.physical[part]).to(device)] = drawn
+    for at in range(0, len(spare), step):
+        chosen = spare[at : at + step]
+        pages[torch.from_numpy(chosen).to(device)] = _canary_pages(case, chosen, device)
+    return pool, windows
+
+
+def _draw_pages(case: Case, owner: np.ndarray, page: np.ndarray, device: torch.device) -> Tensor:
+    owners, pages = torch.from_numpy(owner).to(device), torch.from_numpy(page).to(device)
+    keys = values.draw_keys(case.data, case.layout, case.seed, owners, pages)
+    if case.only_keys is not None:
+        names = pages[:, None] * PAGE + torch.arange(PAGE, device=device)
+        dropped = ~chosen_keys(names, case.only_keys).unsqueeze(-1)
+        keys.payload.masked_fill_(dropped, 0)
+        if keys.scales is not None:  # 1, lest a dropped key keep a scale that is not finite
+            one = 1.0 if case.layout == "fp8" else 127
+            keys.scales.masked_fill_(dropped.squeeze(-1) if case.layout == "fp8" else dropped, one)
+    return page_rows(keys)
+
+
+def _canary_pages(case: Case, physical: np.ndarray, device: torch.device) -> Tensor:
+    pages = torch.from_numpy(physical).to(device)
+    return page_rows(values.draw_keys(case.data, case.layout, case.seed, torch.zeros_like(pages), pages, canary=True))
+
+
+def page_rows(keys: values.Keys) -> Tensor:
+    """Pages as bytes, uint8 [n, page bytes]: payload of 64 slots, then their scales."""
+    payload = keys.payload.view(torch.uint8).flatten(1)
+    if keys.scales is None:
+        return payload
+    return torch.cat([payload, keys.scales.contiguous().view(torch.uint8).flatten(1)], 1)
+
+
+def _hide(
+    case: Case, drawn: Tensor, visible: np.ndarray, physical: np.ndarray, pattern: Tensor, device: torch.device
+) -> Tensor:
+    """Poison in place of the slots that no row may read, values and scales."""
+    cover = _canary_pages(case, physical, device) if case.poison == "canary" else pattern
+    slots = torch.from_numpy(visible).to(device)[:, None] > _slot_of_byte(case.layout, device)
+    return torch.where(slots, drawn, cover)
+
+
+def _slot_of_byte(layout: str, device: torch.device) -> Tensor:
+    """The slot that each byte of a page belongs to, [page bytes]."""
+    payload = {"bf16": 256, "fp8": 128, "fp4": 64}[layout]
+    slots = torch.arange(PAGE, device=device)
+    parts = [slots.repeat_interleave(payload)]
+    if layout != "bf16":
+        parts.append(slots.repeat_interleave(SLOT_BYTES[layout] - payload))
+    return torch.cat(parts)
+
+
+def _poison_page(case: Case, device: torch.device) -> Tensor:
+    page = torch.full((case.page_bytes,), POISON_BYTE[case.poison], dtype=torch.uint8, device=device)
+    if case.layout == "fp4" and case.poison == "huge":
+        page[PAGE * DIM // 2 :] = 0xFC  # 2^125: six times it is still finite in float32
+    return page
+
+
+def _touched(plan: Placement) -> np.ndarray:
+    """Pages in use, the canary page, and their neighbours, ascending."""
+    near = plan.physical[: plan.used + 1, None] + np.array([-1, 0, 1])
+    return np.unique(near[(near >= 0) & (near < plan.pool_pages)])
+
+
+def windows_around(offsets: Iterable[int], size: int, total: int) -> Windows:
+    """Byte ranges of a pool of `total` bytes, ascending and apart: around pages of `size` bytes at these offsets, and
+    where the offsets would land after losing bits above 31 or 32. They start at multiples of 16."""
+    ranges = [
+        (max(0, start - size) & ~15, min(total, start + 2 * size))
+        for offset in offsets
+        for start in (offset, offset % (1 << 31), offset % (1 << 32))
+    ]
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return tuple(merged)
+
+
+def lazy_buffer(size: int) -> mmap.mmap:
+    """Anonymous zero pages that take memory only once written."""
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows commits the whole pool, and has no other kind
+        return mmap.mmap(-1, size)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    return mmap.mmap(-1, size, flags=flags)
+
+
+def chosen_keys(keys: Tensor, chosen: tuple[int, ...]) -> Tensor:
+    """Which of the keys (int64 names) are among the chosen ones, bool of the same shape."""
+    return torch.isin(keys, torch.tensor(chosen, dtype=torch.int64, device=keys.device))

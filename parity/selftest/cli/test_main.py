@@ -1,0 +1,305 @@
+"""The command line: every subcommand, option and exit code, and that a mistake costs one sentence."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from parity.cli import main as cli
+from parity.command import CommandError
+from parity.gate import summary
+
+ROOT = Path(__file__).resolve().parents[3]
+GOOD = str(ROOT / "examples" / "own_kernel.py")
+
+
+def parity(*words: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own: it decides on Triton's interpreter for the whole process."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env.pop("GITHUB_STEP_SUMMARY", None)
+    env.pop("CI", None)
+    env |= environment
+    command = [sys.executable, "-m", "parity", *words]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+
+
+def one_sentence(text: str) -> str:
+    """The single line that was printed."""
+    lines = text.strip().splitlines()
+    assert len(lines) == 1, text
+    assert "Traceback" not in text
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    "words, part",
+    [
+        (["nonsense"], "invalid choice: 'nonsense'"),
+        (["gate", "--nonsense"], "unknown argument '--nonsense'"),
+        (["gate", "--prof", "ci"], "unknown argument '--prof'"),
+        (["gate", "--profile", "fast"], "invalid choice: 'fast'"),
+        (["gate", "--layout", "int8"], "invalid choice: 'int8'"),
+        (["gate", "--stage", "store-all"], "invalid choice"),
+        (["gate", "--device", "tpu"], "invalid choice: 'tpu'"),
+        (["gate", "--require-device", "tpu"], "invalid choice: 'tpu'"),
+        (["gate", "--require-device", "cuda", "--device", "cpu"], "contradicts --device cpu"),
+        (["gate", "--seconds", "0"], "must be a positive number, got 0"),
+        (["gate", "--seconds", "soon"], "invalid number value: 'soon'"),
+        (["gate", "--seed", "-1"], "must be 0 or more, got -1"),
+        (["gate", "--examples", "few"], "invalid whole number value: 'few'"),
+        (["gate", "--workers", "x"], "invalid whole number value: 'x'"),
+        (["gate", "--level", "magic"], "invalid choice: 'magic'"),
+        (["gate", "--json", "no/such/folder/a.json"], "cannot write no/such/folder/a.json"),
+        (["gate", "--junit", "no/such/folder/a.xml"], "cannot write no/such/folder/a.xml"),
+        (["gate", "--markdown", "no/such/folder/a.md"], "cannot write no/such/folder/a.md"),
+        (["run"], "--case"),
+        (["run", "--case", "v1 lens=3"], "--impl is missing"),
+        (["run", "--case", "v0 lens=3", "--impl", "torch-bf16"], "must begin with v1"),
+        (["run", "--case", "v1 lens=3 colour=red", "--impl", "torch-bf16"], "unknown name"),
+        (["golden"], "ACTION"),
+        (["golden", "paint"], "invalid choice: 'paint'"),
+        (["golden", "verify", "--fixtures", "no/such/folder"], "no such folder"),
+        (["merge"], "FILE"),
+        (["merge", "no-such.json"], "no-such.json: No such file"),
+        (["recorded"], "DIR"),
+        (["list", "--json", "."], "is a folder"),
+    ],
+    ids=lambda value: "-".join(value)[:40] if isinstance(value, list) else None,
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(words, part, capsys, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # a command must not decide for the process of the tests
+    code: object
+    try:
+        code = cli.main(words)
+    except SystemExit as end:
+        code = end.code
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert out == ""
+    line = one_sentence(err)
+    assert part in line
+    assert line.startswith(f"parity {words[0]}" if words[0] != "nonsense" else "parity:")
+
+
+def test_no_command_prints_the_help_and_exits_2(capsys):
+    assert cli.main([]) == 2
+    assert "gate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--help"], ["gate", "--help"], ["golden", "verify", "--help"]], ids=" ".join)
+def test_help_names_the_exit_codes(words, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(words)
+    assert end.value.code == 0
+    assert "0 passed, 1 parity failed, 2 usage" in " ".join(capsys.readouterr().out.split())
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("indexer-parity")
+
+
+def test_the_choices_are_the_suites_and_the_contracts():
+    # Written out in the command line, which must not import torch to parse.
+    from parity.domain import contract, profiles
+    from parity.ops import check
+
+    assert set(cli.LEVELS) == set(check.LEVELS)
+    assert set(cli.PROFILES) == set(profiles.PROFILES)
+    assert set(cli.STAGES) == set(contract.STAGES)
+    assert set(cli.LAYOUTS) == set(contract.LAYOUTS)
+
+
+def test_the_command_line_itself_needs_no_torch():
+    code = "import sys, parity.cli.main, parity.gate.gate, parity.gate.summary; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["probe", "compile", "bench"])
+def test_a_command_that_is_not_there_says_so(name, capsys, monkeypatch):
+    monkeypatch.setattr("importlib.import_module", missing)
+    assert cli.main([name, "--json", "x"]) == 2
+    assert "not part of this version" in one_sentence(capsys.readouterr().err)
+
+
+def missing(name: str) -> None:
+    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def test_a_command_of_its_own_gets_its_words(monkeypatch):
+    class Module:
+        @staticmethod
+        def main(words):
+            return 1 if words == ["--json", "x", "--device", "cuda"] else 0
+
+    monkeypatch.setattr("importlib.import_module", lambda name: Module)
+    assert cli.main(["probe", "--json", "x", "--device", "cuda"]) == 1
+
+
+def test_an_interrupt_exits_2(capsys, monkeypatch):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.HANDLERS, "list", interrupted)
+    assert cli.main(["list"]) == 2
+    assert "interrupted" in one_sentence(capsys.readouterr().err)
+
+
+def test_list_names_everything_there_is(tmp_path):
+    done = parity("list", "--device", "cpu", "--json", "list.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "list.json").read_text())
+    names = {item["name"] for item in found["implementations"]}
+    assert {"torch-bf16", "torch-fp8", "triton-bf16", "triton-fp8", "topk", "store-bf16-published"} <= names
+    assert {item["level"] for item in found["checks"]} == set(cli.LEVELS)
+    assert set(found["profiles"]) == set(cli.PROFILES)
+    for word in (*sorted(names), *cli.LEVELS, *cli.PROFILES, "octaves", "narrow"):
+        assert word in done.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+@pytest.mark.parametrize("words", [["list", "--device", "cuda"], ["gate", "--require-device", "cuda"]], ids=" ".join)
+def test_a_missing_card_is_one_sentence(words, capsys, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert cli.main(words) == 2
+    assert "no CUDA device" in one_sentence(capsys.readouterr().err)
+
+
+FAULTY = """
+import importlib.util
+spec = importlib.util.spec_from_file_location("own_kernel", {good!r})
+own = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(own)
+
+def late(**named):
+    result = own.logits(**named)
+    result[0, 0] *= 1.001
+    return result
+
+def crash(**named):
+    import os
+    os.abort()
+"""
+
+
+@pytest.fixture
+def faulty(tmp_path) -> Path:
+    path = tmp_path / "faulty.py"
+    path.write_text(FAULTY.format(good=GOOD))
+    return path
+
+
+def test_run_passes_a_correct_function(tmp_path):
+    words = ("run", "--case", "v1 lens=65,3 data=exact seed=4 perm=2", "--device", "cpu", "--json", "run.json")
+    done = parity(*words, "--impl", f"{GOOD}:logits", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("parity passed: ")
+    report = json.loads((tmp_path / "run.json").read_text())
+    assert report["exit"] == 0
+    assert "layout" in {row["level"] for row in report["rows"]}
+    assert report["case"] == "v1 lens=65,3 seed=4 perm=2"
+
+
+def test_run_rejects_a_wrong_cell_and_says_where(tmp_path, faulty):
+    words = ("run", "--case", "v1 lens=65,3 data=exact seed=4", "--device", "cpu", "--layout", "bf16")
+    done = parity(*words, "--impl", f"{faulty}:late", cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "failed      layout/" in done.stdout
+    assert "request 0, row 0, key 0" in done.stdout
+
+
+def test_run_reports_a_crash_as_an_error(tmp_path, faulty):
+    words = ("run", "--case", "v1 lens=5", "--device", "cpu", "--check", "layout/exact")
+    done = parity(*words, "--impl", f"{faulty}:crash", cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "SIGABRT" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words, part",
+    [
+        (["--case", "v1 lens=3", "--impl", "warp-bf16"], "warp-bf16"),
+        (["--case", "v1 lens=3", "--impl", "no.such.module:f", "--layout", "bf16"], "no.such.module"),
+        (["--case", "v1 lens=3", "--impl", "torch-fp8"], "bf16 pages"),
+        (["--case", "v1 lens=3 stage=topk data=random", "--impl", "torch-bf16"], "stage topk"),
+        (["--case", "v1 lens=3", "--impl", "torch-bf16", "--contract", "none.toml"], "none.toml"),
+        (["--case", "v1 lens=3", "--impl", "torch-bf16", "--check", "layout/none"], "layout/none"),
+    ],
+    ids=lambda value: value[-1][:24] if isinstance(value, list) else None,
+)
+def test_run_refuses_what_does_not_fit(words, part, capsys, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert cli.main(["run", "--device", "cpu", *words]) == 2
+    assert part in one_sentence(capsys.readouterr().err)
+
+
+def test_merge_adds_examples_and_keeps_the_worst(tmp_path, capsys):
+    first = {"implementation": "a", "level": "layout", "check": "exact", "status": "passed", "examples": 3}
+    rows = [first, {**first, "check": "tail", "status": "not run", "examples": 0, "message": "why"}]
+    others = [{**first, "examples": 4, "worst_ratio": 0.5}, {**first, "check": "tail", "examples": 1}]
+    files = []
+    for name, found in (("a.json", rows), ("b.json", others)):
+        report = {"kind": summary.KIND, "format": summary.FORMAT, "rows": found, "provenance": {"device": name}}
+        (tmp_path / name).write_text(json.dumps(report))
+        files.append(str(tmp_path / name))
+    out = tmp_path / "all.json"
+    assert cli.main(["merge", *files, "--json", str(out), "--markdown", str(tmp_path / "all.md")]) == 0
+    merged = json.loads(out.read_text())
+    assert [(row["check"], row["status"], row["examples"]) for row in merged["rows"]] == [
+        ("exact", "passed", 7),
+        ("tail", "passed", 1),
+    ]
+    assert merged["rows"][0]["worst_ratio"] == 0.5
+    assert [run["provenance"]["device"] for run in merged["runs"]] == ["a.json", "b.json"]
+    assert "8 examples" in capsys.readouterr().out
+    assert (tmp_path / "all.md").read_text().startswith("## ✅ parity passed")
+    assert cli.main(["merge", str(out), str(out)]) == 0, "a merged file can be merged again"
+
+    others[0]["status"] = "failed"
+    (tmp_path / "b.json").write_text(json.dumps({"kind": summary.KIND, "format": summary.FORMAT, "rows": others}))
+    assert cli.main(["merge", *files]) == 1
+
+
+@pytest.mark.parametrize(
+    "text, part",
+    [
+        ("{", "not JSON"),
+        ("[]", "not a report"),
+        (json.dumps({"kind": summary.KIND, "format": 99}), "report format 99"),
+        (json.dumps({"kind": summary.KIND, "format": 1, "rows": [{"level": "layout"}]}), "lacks implementation"),
+        (
+            json.dumps(
+                {
+                    "kind": summary.KIND,
+                    "format": 1,
+                    "rows": [{"implementation": "a", "level": "layout", "check": "c", "status": "fine"}],
+                }
+            ),
+            "unknown status 'fine'",
+        ),
+    ],
+)
+def test_merge_refuses_a_foreign_file(text, part, tmp_path, capsys):
+    (tmp_path / "x.json").write_text(text)
+    assert cli.main(["merge", str(tmp_path / "x.json")]) == 2
+    line = one_sentence(capsys.readouterr().err)
+    assert part in line
+    assert "x.json" in line
+
+
+def test_recorded_replays_the_selection_and_refuses_another_folder(tmp_path):
+    done = parity("recorded", str(ROOT / "fixtures" / "official"), "--json", "out.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "out.json").is_file()
+    empty = parity("recorded", str(tmp_path), cwd=tmp_path)
+    assert empty.returncode == 2
+    assert "index.json" in one_sentence(empty.stderr)
+
+
+def test_a_command_error_is_not_swallowed():
+    with pytest.raises(CommandError, match="cannot write"):
+        cli.dispatch(["merge", "x", "--json", "no/such/folder/x.json"])

@@ -1,0 +1,357 @@
+"""Goldens: each thing that may be wrong with a file is named, nothing is written in CI, a wrong kernel is rejected."""
+
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from impl.topk import topk_to_slots
+from impl.torch_path import torch_bf16_paged_mqa_logits
+from parity.cli import main as cli
+from parity.command import CommandError
+from parity.domain.contract import Contract
+from parity.golden import files as golden_files
+from parity.golden import goldens as golden
+from parity.golden.files import GoldenError
+from parity.numerics.bounds import expected
+from parity.ops.paged_logits.case import parse_case
+from parity.ops.paged_logits.operands import build
+from parity.run.registry import Implementation
+
+SMALL = {
+    "bf16-small": "v1 lens=66,3 heads=8 data=octaves seed=1 perm=2",
+    "bf16-whole": "v1 lens=5 heads=8 data=exact seed=2",
+    "topk-small": "v1 lens=66,3 stage=topk k=4 data=random seed=3",
+}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """Goldens of the small cases, made once."""
+    place = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CI", raising=False)
+        golden.regenerate(place, SMALL)
+        golden.accept(place)
+    return place
+
+
+@pytest.fixture
+def folder(made, tmp_path, monkeypatch) -> Path:
+    """A folder of the test's own with accepted goldens of three small cases."""
+    monkeypatch.setattr(golden, "CASES", SMALL)
+    monkeypatch.delenv("CI", raising=False)
+    return Path(shutil.copytree(made, tmp_path / "fixtures" / "golden"))
+
+
+def logits_of(function, name="own") -> Implementation:
+    """A bf16 implementation in this process."""
+    return Implementation(name, "logits", "bf16", Contract.default("bf16", "cpu"), function)
+
+
+def rows_of(place, *targets, names=()):
+    return list(golden.verify(place, targets, CPU, names))
+
+
+def bad(rows):
+    return [row for row in rows if row["status"] != "passed"]
+
+
+def test_accepted_goldens_pass_for_a_correct_implementation(folder):
+    topk = Implementation("topk", "topk", "bf16", Contract.default("bf16", "cpu", stage="topk"), topk_to_slots)
+    rows = rows_of(folder, logits_of(torch_bf16_paged_mqa_logits), topk)
+    assert bad(rows) == []
+    assert {(row["implementation"], row["check"]) for row in rows} == {
+        *(("reference", name) for name in SMALL),
+        ("own", "bf16-small"),
+        ("own", "bf16-whole"),
+        ("topk", "topk-small"),
+    }
+    ratios = {row["check"]: row.get("worst_ratio") for row in rows if row["implementation"] == "own"}
+    assert ratios["bf16-small"] is not None
+
+
+def late(**named):
+    out = torch_bf16_paged_mqa_logits(**named)
+    out[0, 0] *= 1 + 2.0**-10
+    return out
+
+
+def tail(**named):
+    out = torch_bf16_paged_mqa_logits(**named)
+    out[-1, -1] = 0.0
+    return out
+
+
+def crash(**named):
+    raise RuntimeError("no")
+
+
+def shape(**named):
+    return torch_bf16_paged_mqa_logits(**named)[:, :-1]
+
+
+@pytest.mark.parametrize(
+    "function, status",
+    [(late, "failed"), (tail, "failed"), (crash, "error"), (shape, "failed")],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+def test_a_wrong_implementation_is_rejected(folder, function, status):
+    rows = bad(rows_of(folder, logits_of(function), names=["bf16-small"]))
+    assert [(row["implementation"], row["status"]) for row in rows] == [("own", status)]
+    assert "parity golden verify bf16-small" in rows[0]["repro"]
+
+
+def test_a_wrong_selection_is_rejected(folder):
+    def twice(**named):
+        slots, positions = topk_to_slots(**named)
+        slots[:, 1], positions[:, 1] = slots[:, 0], positions[:, 0]
+        return slots, positions
+
+    target = Implementation("topk", "topk", "bf16", Contract.default("bf16", "cpu", stage="topk"), twice)
+    assert [row["status"] for row in bad(rows_of(folder, target))] == ["failed"]
+
+
+def test_an_absent_implementation_is_not_run_by_name(folder):
+    target = replace(logits_of(None), absent="no card here")
+    rows = bad(rows_of(folder, target))
+    assert {(row["status"], row["message"]) for row in rows} == {("not run", "no card here")}
+
+
+def corrupt(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def rubbish(path: Path) -> None:
+    path.write_bytes(b"no safetensors at all" * 10_000)
+
+
+def foreign(path: Path) -> None:
+    save_file({"x": torch.zeros(100_000)}, path)
+
+
+@pytest.mark.parametrize(
+    "spoil, part",
+    [
+        (corrupt, "corrupt or edited: its sha256 is"),
+        (truncate, "truncated, "),
+        (empty, "truncated, 0 of"),
+        (rubbish, "not a readable safetensors file"),
+        (foreign, "not a golden of this software"),
+        (Path.unlink, "its file is missing"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_spoilt_file_is_an_error_that_names_it(folder, spoil, part):
+    spoil(folder / "bf16-small.safetensors")
+    rows = bad(rows_of(folder, logits_of(torch_bf16_paged_mqa_logits)))
+    assert [(row["check"], row["status"]) for row in rows] == [("bf16-small", "error")]
+    assert part in rows[0]["message"]
+    assert "bf16-small.safetensors" in rows[0]["message"]
+
+
+def rewrite(folder: Path, name: str, change, metadata=None) -> None:
+    """Change a golden's tensors, and the manifest with it, as an edit would that a sha256 cannot see."""
+    entry = json.loads((folder / "manifest.json").read_text())["goldens"][name]
+    tensors, found = golden_files.read_golden(folder, name, entry)
+    change(tensors)
+    entry["bytes"], entry["sha256"] = golden_files.write_golden(folder / entry["file"], tensors, metadata or found)
+    set_entry(folder, name, entry)
+
+
+def set_entry(folder: Path, name: str, entry) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["goldens"].pop(name, None)
+    if entry is not None:
+        manifest["goldens"][name] = entry
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def nudge(key: str, step: float):
+    def change(tensors):
+        value = tensors[key].flatten()
+        value[0] = value[0] * (1 + step) if value.dtype.is_floating_point else value[0] + int(step)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "key, step",
+    [("exact", 1e-12), ("bound", 1e-6), ("q", 2.0), ("weights", 1e-6), ("context_lens", 1), ("block_table", 1)],
+)
+def test_a_golden_that_its_case_does_not_give_is_rejected(folder, key, step):
+    rewrite(folder, "bf16-small", nudge(key, step))
+    rows = bad(rows_of(folder))
+    assert [(row["check"], row["status"]) for row in rows] == [("bf16-small", "failed")]
+    assert rows[0]["message"].startswith(f"{key}: ")
+
+
+def test_exact_results_may_differ_by_float64_rounding_and_no_more(folder):
+    rewrite(folder, "bf16-small", nudge("exact", 2.0**-52))
+    assert bad(rows_of(folder)) == []
+
+
+def test_the_row_by_row_evaluation_is_the_oracles(folder):
+    for text in (golden.CASES["bf16-small"], "v1 lens=66,3 layout=fp8 heads=8 data=octaves seed=1 perm=2"):
+        case = parse_case(text)
+        operands = build(case, CPU)
+        result, loss = golden.evaluate(operands)
+        assert golden.apart("exact", result, expected(operands, Contract.default(case.layout)).logits, 2 * loss) is None
+        assert float(loss.max()) > 0
+
+
+def test_missing_and_unknown_parts_are_named(folder):
+    rewrite(folder, "bf16-small", lambda tensors: tensors.pop("bound"))
+    assert "unknown parts: bound" in bad(rows_of(folder))[0]["message"]
+
+
+def test_a_golden_of_another_format_is_named(folder):
+    rewrite(folder, "bf16-small", lambda tensors: None, {"format": "9", "case": SMALL["bf16-small"]})
+    assert "golden format '9'" in bad(rows_of(folder))[0]["message"]
+
+
+def test_a_golden_of_another_case_is_named(folder):
+    rewrite(folder, "bf16-small", lambda tensors: None, {"case": "v1 lens=1"})
+    assert "holds the case 'v1 lens=1'" in bad(rows_of(folder))[0]["message"]
+
+
+def test_unused_missing_stray_and_pending_files_fail(folder, monkeypatch):
+    monkeypatch.setattr(
+        golden, "CASES", {"bf16-small": SMALL["bf16-small"], "new": "v1 lens=2", "bf16-whole": "v1 lens=6"}
+    )
+    (folder / "left.txt").write_text("x")
+    (folder / "old.pending.safetensors").write_text("x")
+    rows = {row["check"]: row for row in bad(rows_of(folder))}
+    assert "unused golden" in rows["topk-small"]["message"]
+    assert "has no golden" in rows["new"]["message"]
+    assert "made from another case" in rows["bf16-whole"]["message"]
+    assert "the manifest does not list it" in rows["left.txt"]["message"]
+    assert "pending" in rows["old.pending.safetensors"]["message"]
+    assert {row["status"] for row in rows.values()} == {"failed"}
+
+
+@pytest.mark.parametrize(
+    "text, part",
+    [
+        ("{", "cannot be read"),
+        ("[]", "not a manifest of goldens"),
+        (json.dumps({"tag": golden_files.TAG, "format": 7, "goldens": {}}), "manifest format 7"),
+        (json.dumps({"tag": golden_files.TAG, "format": 1, "goldens": {"a": {"file": "a"}}}), "lacks bytes"),
+        (json.dumps({"tag": golden_files.TAG, "format": 1, "goldens": {"a": 1}}), "lacks bytes"),
+    ],
+)
+def test_a_bad_manifest_is_an_error_that_names_it(folder, text, part):
+    (folder / "manifest.json").write_text(text)
+    rows = rows_of(folder)
+    assert [(row["check"], row["status"]) for row in rows] == [("manifest", "error")]
+    assert part in rows[0]["message"]
+    assert "manifest.json" in rows[0]["message"]
+
+
+@pytest.mark.parametrize("file", ["../x.safetensors", "/etc/passwd"])
+def test_a_manifest_cannot_name_a_file_elsewhere(folder, file):
+    entry = json.loads((folder / "manifest.json").read_text())["goldens"]["bf16-small"]
+    set_entry(folder, "bf16-small", entry | {"file": file})
+    with pytest.raises(GoldenError, match="outside the folder"):
+        golden_files.read_manifest(folder)
+
+
+def test_regenerating_writes_pending_files_and_exits_1(folder, capsys, monkeypatch):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    words = ["--fixtures", str(folder.parent)]
+    assert cli.main(["golden", "regenerate", *words]) == 1
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if ".pending" not in path.name} == before
+    assert "3 pending goldens" in capsys.readouterr().out
+
+    assert cli.main(["golden", "diff", *words]) == 1
+    assert "no value differs" in capsys.readouterr().out
+
+    assert cli.main(["golden", "accept", *words]) == 0
+    assert golden_files.pending(folder) == []
+    assert cli.main(["golden", "diff", *words]) == 0
+
+
+def test_diff_speaks_in_numbers_and_accept_replaces_and_removes(folder, capsys, monkeypatch):
+    cases = {"bf16-small": SMALL["bf16-small"].replace("seed=1", "seed=9"), "new": "v1 lens=2 heads=8"}
+    golden.regenerate(folder, cases)
+    lines = golden.diff(folder)
+    assert any("bf16-small.safetensors: q: " in line and "values differ, by at most" in line for line in lines)
+    assert any(line.startswith("new.safetensors: new, ") for line in lines)
+    assert golden.accept(folder) == ["bf16-small", "new", "bf16-whole (removed)", "topk-small (removed)"]
+    monkeypatch.setattr(golden, "CASES", cases)
+    assert bad(rows_of(folder)) == []
+
+
+def test_accept_refuses_a_pending_file_that_was_touched(folder):
+    golden.regenerate(folder)
+    corrupt(folder / "bf16-small.pending.safetensors")
+    with pytest.raises(CommandError, match="not the file that the pending manifest names"):
+        golden.accept(folder)
+    (folder / "manifest.pending.json").unlink()
+    with pytest.raises(CommandError, match="nothing is pending"):
+        golden.accept(folder)
+
+
+@pytest.mark.parametrize("action", ["regenerate", "accept"])
+def test_nothing_is_written_in_ci(folder, action, monkeypatch, capsys):
+    before = sorted(path.name for path in folder.iterdir())
+    monkeypatch.setenv("CI", "true")
+    assert cli.main(["golden", action, "--fixtures", str(folder.parent)]) == 2
+    assert "nothing is written while CI is set" in capsys.readouterr().err
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_the_folder_is_found_beside_the_package_and_under_the_current_one(folder, monkeypatch, tmp_path):
+    assert golden_files.locate(str(folder.parent)) == folder
+    assert golden_files.locate(str(folder)) == folder
+    monkeypatch.setattr(golden_files, "__file__", str(tmp_path / "site-packages" / "parity" / "golden" / "files.py"))
+    monkeypatch.chdir(tmp_path)
+    assert golden_files.locate(None) == folder
+    monkeypatch.chdir("/")
+    assert golden_files.locate(None) is None
+
+
+def test_without_goldens_they_are_not_run_by_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(golden_files, "locate", lambda given: None)
+    assert cli.main(["golden", "verify", "--device", "cpu", "--json", str(tmp_path / "a.json")]) == 2
+    assert "not run: golden/verify of reference: no goldens" in capsys.readouterr().out
+    assert json.loads((tmp_path / "a.json").read_text())["rows"][0]["status"] == "not run"
+    assert cli.main(["golden", "diff"]) == 2
+
+
+def test_verify_takes_one_implementation_and_one_name(folder, capsys, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    words = ["golden", "verify", "--fixtures", str(folder.parent), "--device", "cpu", "--impl", "torch-bf16"]
+    assert cli.main([*words, "bf16-small"]) == 0
+    out = capsys.readouterr().out
+    assert "1 check of 1 implementation, 1 example" in out
+    assert cli.main([*words, "bf16-large"]) == 2
+    assert "no golden is called 'bf16-large'" in capsys.readouterr().err
+
+
+def test_the_repositorys_goldens_are_small_and_complete():
+    place = golden_files.locate(None)
+    assert place is not None
+    manifest = golden_files.read_manifest(place)
+    assert {name: entry["case"] for name, entry in manifest.items()} == golden.CASES
+    assert sum(entry["bytes"] for entry in manifest.values()) < 3_000_000
+    for entry in manifest.values():
+        assert hashlib.sha256((place / entry["file"]).read_bytes()).hexdigest() == entry["sha256"]
+    assert bad(rows_of(place)) == []

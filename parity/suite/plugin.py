@@ -1,0 +1,242 @@
+"""pytest's face of the suite: options, the decision on Triton's interpreter, one test a check, table and JSON file.
+
+Does nothing, and imports nothing heavy, unless a `--parity-...` option is given or `parity.suite` is to be collected.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SUITE = Path(__file__).resolve().parents[1] / "suite"
+STAGES = ("logits", "topk", "store", "compressor")
+ROW = "parity"  # name of the user property that carries a row from a worker to the controller
+NOTHING_JUDGED = 2
+
+SESSION: pytest.StashKey[Any] = pytest.StashKey()
+TOTAL: pytest.StashKey[float] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("parity", "numerical parity of sparse-attention indexer kernels (parity.suite)")
+
+    def option(name: str, metavar: str, text: str, **more: Any) -> None:
+        group.addoption(f"--parity-{name}", metavar=metavar, help=text, **more)
+
+    option("impl", "SPEC", "judge this alone: a built-in name, module:function or path/to/file.py:function")
+    option("layout", "LAYOUT", "layout of its pages: bf16, fp8 or fp4", choices=("bf16", "fp8", "fp4"))
+    option("stage", "STAGE", "what it computes: logits (default), topk, store, compressor", choices=STAGES)
+    option("contract", "FILE", "TOML file with what it promises")
+    option("device", "DEVICE", "auto (default), cpu or cuda", choices=("auto", "cpu", "cuda"))
+    option("require-device", "DEVICE", "refuse to run without it: cpu or cuda", choices=("cpu", "cuda"))
+    profiles = ("smoke", "ci", "nightly", "debug")
+    option("profile", "NAME", "how much is drawn: smoke, ci (default), nightly or debug", choices=profiles)
+    option("seed", "N", "seed of the cases (default: 0; random in nightly)", type=int)
+    option("seconds", "S", "time for drawing cases in the whole session; checks get their shares of it", type=float)
+    option("examples", "N", "examples for each implementation and level", type=int)
+    option(
+        "arithmetic",
+        "MODE",
+        "auto (default): dots are exact where the card confirms a model; bound: never",
+        choices=("auto", "bound"),
+    )
+    option("json", "FILE", "write what every check found to this file")
+
+
+def asked(config: pytest.Config, options: Any) -> bool:
+    """Whether this pytest run concerns parity at all."""
+    if any(name.startswith("parity_") and value is not None for name, value in vars(options).items()):
+        return True
+    words = list(getattr(options, "file_or_dir", None) or [])
+    if not words and config.invocation_params.dir == config.rootpath:
+        words = [str(config.rootpath / path) for path in config.getini("testpaths")]
+    return any(_holds_suite(config, word.split("::")[0]) for word in words or ["."])
+
+
+def _holds_suite(config: pytest.Config, word: str) -> bool:
+    if word == "parity" or word.startswith("parity.suite"):
+        return True
+    path = (config.invocation_params.dir / word).resolve()
+    return SUITE in (path, *path.parents) or path in SUITE.parents[:2]
+
+
+def _prepare(options: Any) -> None:
+    from parity.run import interpreter
+
+    interpreter.prepare(options.parity_require_device or options.parity_device or "auto")
+
+
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    # Before any conftest or test module can import triton, which decides on interpretation once and for all.
+    if asked(early_config, early_config.known_args_namespace):
+        _prepare(early_config.known_args_namespace)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not asked(config, config.option) or config.option.help:
+        return
+    _prepare(config.option)  # again, for a plugin that a conftest has loaded only now
+    config.stash[SESSION] = _open(config)
+    config.pluginmanager.register(Reporter(config), "parity-reporter")
+
+
+def _open(config: pytest.Config) -> Any:
+    """The session that the options ask for. Every bad option ends here as a usage error of one sentence."""
+    from parity.domain.profiles import profile
+    from parity.run import device
+    from parity.suite.session import open_session
+    from parity.tensorcore.verification import Examined
+
+    options = config.option
+    required, chosen = options.parity_require_device, options.parity_device or "auto"
+    if required and chosen not in ("auto", required):
+        raise pytest.UsageError(f"--parity-require-device {required} contradicts --parity-device {chosen}")
+    path = options.parity_json
+    if path and not Path(path).resolve().parent.is_dir():
+        raise pytest.UsageError(f"--parity-json {path}: its folder does not exist")
+    worker = getattr(config, "workerinput", {})
+    try:
+        return open_session(
+            impl=options.parity_impl,
+            layout=options.parity_layout,
+            stage=options.parity_stage,
+            contract=options.parity_contract,
+            device=device.resolve(required or chosen),
+            profile=profile(
+                options.parity_profile or "ci",
+                seed=worker.get("parity_seed", options.parity_seed),
+                seconds=options.parity_seconds,
+                examples=options.parity_examples,
+            ),
+            clock=_clock(options.parity_seconds, worker.get("parity_clock", {})),
+            arithmetic=options.parity_arithmetic or "auto",
+            examined=Examined.from_dict(worker["parity_examined"]) if "parity_examined" in worker else None,
+        )
+    except ValueError as error:
+        raise pytest.UsageError(f"parity: {error}") from error
+
+
+def _clock(seconds: float | None, shared: dict[str, Any]) -> Any:
+    """The session's clock, with what xdist's processes share; None where no time was given."""
+    from parity.suite.clock import Clock
+
+    return None if seconds is None else Clock(seconds, **shared)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "parity_pair" not in metafunc.fixturenames:
+        return
+    if SESSION not in metafunc.config.stash:
+        raise pytest.UsageError("parity: the suite is collected without having been asked for; name --parity-impl")
+    pairs = metafunc.config.stash[SESSION].pairs(metafunc.function.__name__.removeprefix("test_"))
+    metafunc.parametrize("parity_pair", pairs, ids=[f"{impl.short}-{check.name}" for impl, check in pairs])
+
+
+@pytest.fixture
+def parity_judge(request: pytest.FixtureRequest, parity_pair: Any) -> Any:
+    """A function that runs the check, leaves its row on the report, and fails or skips the test as its verdict says."""
+
+    def judge() -> None:
+        impl, check = parity_pair
+        row = request.config.stash[SESSION].judge(impl, check, _total(request.session))
+        request.node.user_properties.append((ROW, json.dumps(row)))
+        if row["status"] in ("failed", "error", "vacuous"):
+            pytest.fail(f"{check.id} {row['status']}: {row['message']}", pytrace=False)
+        if row["status"] in ("unsupported", "not run"):
+            pytest.skip(f"{row['status']}: {row['message']}")
+
+    return judge
+
+
+def _total(session: pytest.Session) -> float:
+    """What the checks that were collected weigh, those that cannot run here apart."""
+    if TOTAL not in session.config.stash:
+        pairs = [pair for item in session.items if (pair := _pair(item)) is not None]
+        device = session.config.stash[SESSION].device
+        session.config.stash[TOTAL] = sum(check.weight(impl, device) for impl, check in pairs if not impl.absent)
+    return session.config.stash[TOTAL]
+
+
+def _pair(item: pytest.Item) -> Any:
+    found = getattr(getattr(item, "callspec", None), "params", {}).get("parity_pair")
+    return found if isinstance(found, tuple) else None  # a level without checks leaves pytest's own placeholder
+
+
+class Reporter:
+    """Registered only when parity is asked for: collects rows where pytest reports, prints the table, writes JSON."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        from parity.suite.session import Record
+
+        self.config = config
+        self.session = config.stash[SESSION]
+        self.record = Record()
+        self.reports_here = not hasattr(config, "workerinput")
+        self.folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def pytest_report_header(self) -> list[str]:
+        return self.session.header()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """xdist: every worker draws with the seed that the header names, and the card is asked once."""
+        node.workerinput["parity_seed"] = self.session.profile.seed
+        node.workerinput["parity_examined"] = self.session.arithmetic.as_dict()
+        if self.session.clock is not None:
+            self.folder = self.folder or tempfile.TemporaryDirectory(prefix="parity-session-")
+            node.workerinput["parity_clock"] = {
+                "processes": node.workerinput["workercount"],
+                "ledger": str(Path(self.folder.name) / "ended"),
+                "started": self.session.clock.started,
+            }
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not self.reports_here or (report.when != "call" and not report.failed):
+            return
+        rows = [json.loads(str(value)) for name, value in report.user_properties if name == ROW]
+        self.record.add(rows if report.when == "call" else [])
+        if not rows and report.failed:
+            self._lost(report)
+
+    def _lost(self, report: pytest.TestReport) -> None:
+        """A test of ours that failed without a row: its process died, or the framework itself broke."""
+        from parity.ops.check import LEVELS
+        from parity.suite.session import crashed
+
+        place, bracket, rest = report.nodeid.partition("[")
+        level = place.rpartition("::test_")[2]
+        if bracket and level in LEVELS:
+            short, _, check = rest.rstrip("]").rpartition("-")
+            names = [impl.name for impl in self.session.implementations.values() if impl.short == short]
+            self.record.add([crashed((names or [short])[0], level, check, str(report.longrepr)[-2000:])])
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        self.session.close()
+        if self.folder is not None:
+            self.folder.cleanup()
+        if not self.reports_here:
+            return
+        rows = self.record.rows
+        if rows and exitstatus == 0 and all(row["status"] in ("not run", "unsupported") for row in rows):
+            session.exitstatus = NOTHING_JUDGED  # must not look like success
+        if self.config.option.parity_json:
+            from parity import command
+            from parity.gate import summary
+
+            head = {"kind": summary.KIND, "format": summary.FORMAT, **self.session.describe()}
+            command.write_json(self.config.option.parity_json, self.record.report(head))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if not self.record.rows:
+            return
+        from parity.gate import summary
+
+        terminalreporter.section("parity")
+        for line in (summary.table(self.record.rows), *summary.reasons(self.record.rows)):
+            terminalreporter.write_line(line)
+        terminalreporter.write_line(summary.verdict(self.record.rows)[2])

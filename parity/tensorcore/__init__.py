@@ -1,0 +1,1 @@
+"""How a GPU's dot rounds: probe, models and head order."""

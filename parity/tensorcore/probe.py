@@ -1,0 +1,196 @@
+"""``parity probe``: learns the arithmetic of this card's dots, and the quick check of a stored model before it is used.
+
+The search is in ``probe_search``, the random dots in ``probe_check``, the card behind Triton in ``probe_kernel``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from parity.domain.contract import Contract
+from parity.numerics.arithmetic import Grouped, stored_models
+from parity.run import device as devices
+from parity.tensorcore.probe_check import Finding, count_mismatches, probe
+from parity.tensorcore.probe_search import Card
+
+OPERANDS = {"bf16": "bf16", "fp8": "e4m3"}
+"""Operand type of a layout's dots."""
+DOTS = 65_536
+
+
+class Verified(NamedTuple):
+    """A stored model held against today's card. ``verified``: none of ``dots`` random dots differed."""
+
+    operand: str
+    model: Grouped
+    verified: bool
+    dots: int
+    mismatches: int
+    name: str
+
+    def __str__(self) -> str:
+        state = f"verified on {self.dots:,} dots"
+        if not self.verified:
+            state = f"contradicted by {self.mismatches:,} of {self.dots:,} dots; the proved bound serves"
+        return f"{self.name} {self.model}, {state}"
+
+
+def verify_device_model(
+    device: torch.device | str = "cuda", *, names: Iterable[str] | None = None, dots: int = DOTS, seed: int = 0
+) -> list[Verified]:
+    """Checks the stored models of this architecture: those named, or those of the kernels' operands, bf16 and e4m3.
+
+    Hypotheses are tried like measured models: what counts is that the dots of today's card, driver and compiler agree.
+    Empty without a CUDA device or without a stored model; about a second each, most of it compiling one tile."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return []
+    from parity.tensorcore.probe_kernel import triton_card
+
+    def card_of(operand: str, imprecise: int | None = None) -> Card:
+        return triton_card(operand, device, imprecise=imprecise)
+
+    return verify_models(devices.architecture(device), card_of, names=names, dots=dots, seed=seed)
+
+
+def verify_models(
+    architecture: str,
+    card_of: Callable[..., Card],
+    *,
+    names: Iterable[str] | None = None,
+    dots: int = DOTS,
+    seed: int = 0,
+) -> list[Verified]:
+    """``verify_device_model`` for any architecture name and any way to get a card for an operand.
+
+    ``card_of(operand)``, or ``card_of(operand, n)`` for a model of ``max_num_imprecise_acc=n``."""
+    found = []
+    wanted = usual_models(architecture) if names is None else set(names)
+    for stored in stored_models():
+        if stored.architecture != architecture or stored.name not in wanted:
+            continue
+        mode = () if stored.max_num_imprecise_acc is None else (stored.max_num_imprecise_acc,)
+        wrong, compared = count_mismatches(card_of(stored.operand, *mode), stored.arithmetic, dots, seed)
+        found.append(Verified(stored.operand, stored.arithmetic, not wrong, compared, wrong, stored.name))
+    return found
+
+
+def usual_models(architecture: str) -> set[str]:
+    """Names of the stored models of the kernels' own dots on an architecture: bf16 and e4m3 in the default mode."""
+    return {
+        stored.name
+        for stored in stored_models()
+        if stored.architecture == architecture
+        and stored.max_num_imprecise_acc is None
+        and stored.operand in OPERANDS.values()
+    }
+
+
+def verified_contract(contract: Contract, found: Iterable[Verified]) -> Contract:
+    """The contract with its grouped dot taken as exact where today's check has verified exactly that model."""
+    for result in found:
+        if result.verified and result.operand == OPERANDS.get(contract.layout) and result.model == contract.arithmetic:
+            return dataclasses.replace(contract.verified(), arithmetic_name=f"{result.name} {result.model}")
+    return contract
+
+
+def tile_shapes(architecture: int, layout: str) -> list[tuple[int, int, int]]:
+    """(rows, columns, warps) of every tile that the kernels' configurations use on an architecture such as 90."""
+    from impl import configs
+
+    found = {
+        (config.block, config.columns, config.num_warps)
+        for config in configs.every(architecture)
+        if config.layout == layout
+    }
+    return sorted(found, key=lambda shape: (-shape[0] * shape[1], shape))
+
+
+def cards(device: torch.device, operands: Sequence[str]) -> Iterable[tuple[Card, bool]]:
+    """Every card to probe, and whether it is the first of its operand (which gets the full check)."""
+    from impl import configs
+    from parity.tensorcore.probe_kernel import triton_card
+
+    major, minor = torch.cuda.get_device_capability(device)
+    architecture = 10 * major + minor
+    for layout, operand in OPERANDS.items():
+        if operand not in operands or not configs.supports(architecture, layout):
+            continue
+        for index, (rows, columns, warps) in enumerate(tile_shapes(architecture, layout)):
+            card = triton_card(operand, device, rows=rows, columns=columns, warps=warps)
+            yield dataclasses.replace(card, name=f"{operand}, tile {rows} x {columns}, {warps} warps"), index == 0
+        if operand == "e4m3" and major == 9:
+            yield triton_card(operand, device, imprecise=32), True
+    for operand in ("fp16", "tf32"):
+        if operand in operands:
+            yield triton_card(operand, device), True
+
+
+def report(device: torch.device, operands: Sequence[str], say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Probes the card; prints as it goes and returns what ``--json`` writes.
+
+    Each operand is searched and checked on more than a million random dots in its largest tile; the other tile shapes
+    of the kernels are searched anew and checked on 65,536 each."""
+    start = time.perf_counter()
+    findings: list[Finding] = []
+    for card, first in cards(device, operands):
+        per_distribution = (1 << 20) // 5 + 1 if first else DOTS // 5 + 1
+        finding = probe(card, tiles=-(-per_distribution // (card.rows * card.columns)))
+        findings.append(finding)
+        lines = finding.lines()
+        for line in lines if first else lines[:1] if finding.model else lines[:2]:
+            say(line)
+    stored = verify_device_model(device)
+    for result in stored:
+        say(f"stored: {result}")
+    return {
+        "provenance": devices.provenance(device),
+        "findings": [finding.as_dict() for finding in findings],
+        "stored": [{**result._asdict(), "model": dataclasses.asdict(result.model)} for result in stored],
+        "seconds": time.perf_counter() - start,
+        "exit": 0 if all(map(fits, findings)) and all(result.verified for result in stored) else 1,
+    }
+
+
+def fits(finding: Finding) -> bool:
+    """Whether the card's dots are accounted for: by a model, or by the bound of an ieee dot."""
+    return finding.model is not None or finding.ieee_ratio <= 1
+
+
+def main(words: Sequence[str]) -> int:
+    """``parity probe [--json FILE] [--operand NAME ...] [--device auto|cuda]``.
+
+    Exit code 0: every dot accounted for; 1: the card has no model, or contradicts a stored one; 2: no CUDA device."""
+    from parity.command import CommandError, blame, check_writable, write_json
+    from parity.run import interpreter
+
+    parser = argparse.ArgumentParser(
+        prog="parity probe", description="Find the arithmetic of this card's matrix units by asking them."
+    )
+    parser.add_argument("--json", metavar="FILE", help="write everything found to FILE")
+    parser.add_argument(
+        "--operand",
+        action="append",
+        choices=("bf16", "e4m3", "fp16", "tf32"),
+        help="operand types to probe (repeatable; default all)",
+    )
+    parser.add_argument("--device", default="auto", choices=("auto", "cuda"), help="default: the present CUDA device")
+    options = parser.parse_args(words)
+    check_writable(options.json)
+    with blame("--device"):
+        device = devices.resolve(options.device)
+    if device.type != "cuda":
+        raise CommandError("there is no CUDA device to ask; only simulated cards can be probed here")
+    interpreter.prepare(device.type)
+    if interpreter.interpreting():
+        raise CommandError("TRITON_INTERPRET is set: the interpreter's dots say nothing about the card; unset it")
+    found = report(device, options.operand or ("bf16", "e4m3", "fp16", "tf32"))
+    write_json(options.json, found)
+    print(f"{found['seconds']:.1f} s; " + ("every dot is accounted for" if not found["exit"] else "see above"))
+    return int(found["exit"])
