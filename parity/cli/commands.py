@@ -168,44 +168,34 @@ def one_line(row: dict[str, Any]) -> str:
 
 def golden(options: argparse.Namespace) -> int:
     """`parity golden verify|regenerate|diff|accept`."""
-    from parity.golden import files as golden_files
-
     if options.action == "verify":
         return golden_verify(options)
-    golden_files_needed = options.action != "regenerate"
-    folder = golden_files.locate(options.fixtures)
-    if folder is None and golden_files_needed:
-        raise CommandError("no goldens found beside the package or in ./fixtures: name the folder with --fixtures DIR")
-    if folder is None:
-        folder = Path.cwd() / "fixtures" / "golden"
-    if options.action in ("regenerate", "accept"):
-        golden_files.refuse_in_ci(options.action)
-    interpreter.prepare("cpu")
-    from parity.golden import goldens
+    interpreter.prepare(devices.resolve("auto").type)
+    from parity.gate import goldens
 
     if options.action == "regenerate":
-        names = goldens.regenerate(folder)
-        write_json(options.json, {"folder": str(folder), "pending": names})
-        print(f"{summary.plural(len(names), 'pending golden')} in {folder}: see `parity golden diff`, then accept")
+        left = goldens.regenerate(options.fixtures, options.names or ["golden"])
+        write_json(options.json, {"pending": left})
+        count = summary.plural(sum(map(len, left.values())), "pending file")
+        print(f"{count} in {', '.join(left)}: see `parity golden diff`, then accept")
         return FAILED
     if options.action == "diff":
-        lines = goldens.diff(folder)
-        pending = golden_files.pending(folder)
-        write_json(options.json, {"folder": str(folder), "pending": pending, "differences": lines})
+        pending, lines = goldens.diff(options.fixtures)
+        write_json(options.json, {"pending": pending, "differences": lines})
         print("\n".join(lines or [f"{summary.plural(len(pending), 'pending file')}, no value differs"]))
         return FAILED if pending else PASSED
-    changed = goldens.accept(folder)
-    write_json(options.json, {"folder": str(folder), "accepted": changed})
-    print(f"accepted in {folder}: {', '.join(changed)}")
+    changed = goldens.accept(options.fixtures)
+    write_json(options.json, {"accepted": changed})
+    print(f"accepted: {', '.join(changed)}")
     return PASSED
 
 
 def golden_verify(options: argparse.Namespace) -> int:
     """Verify, with progress on stderr and the table of a gate."""
-    from parity.golden import files as golden_files
+    from parity.golden import stored
 
     device = device_of(options)
-    folder = golden_files.locate(options.fixtures)
+    folder = stored.locate("golden", options.fixtures)
     if folder is None:
         message = "no goldens beside the package or in ./fixtures (--fixtures DIR names another place)"
         rows = [{"implementation": summary.REFERENCE, "level": "golden", "check": "verify", "status": "not run"}]
@@ -223,11 +213,11 @@ def golden_verify(options: argparse.Namespace) -> int:
 
 
 def verified_rows(options: argparse.Namespace, device: torch.device, folder: Path) -> list[dict[str, Any]]:
-    from parity.golden import goldens
+    from parity.gate import goldens
 
-    unknown = sorted(set(options.names) - set(goldens.CASES))
+    unknown = sorted(set(options.names) - set(goldens.cases()))
     if unknown:
-        raise CommandError(f"no golden is called {unknown[0]!r}; there are {', '.join(goldens.CASES)}")
+        raise CommandError(f"no golden is called {unknown[0]!r}; there are {', '.join(goldens.cases())}")
     targets: Sequence[Implementation]
     targets = [implementation(options, device)] if options.impl else list(builtin(device).values())
     rows = []

@@ -17,6 +17,7 @@ from parity.run.frames import roomy
 PROFILES = ("smoke", "ci", "nightly", "debug")
 STAGES = ("logits", "topk", "store", "compressor")
 LAYOUTS = ("bf16", "fp8", "fp4")
+TRUTHS = ("golden", "predicted", "digests", "floors", "compile")
 LEVELS = ("layout", "rounding", "bits", "selection", "invariance", "semantics", "resources")
 # Commands whose modules own their options: module, function, help.
 DELEGATED = {
@@ -161,7 +162,7 @@ def golden_command(sub: argparse.ArgumentParser) -> None:
     actions = sub.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
     texts = {
         "verify": "check every golden's file and case, and judge the implementations against it",
-        "regenerate": "write pending files for every golden and exit 1: look at them, then accept",
+        "regenerate": "leave pending files of these stored truths and exit 1: look at them, then accept",
         "diff": "what the pending files would change, in numbers; exits 1 if anything is pending",
         "accept": "put the pending files in place",
     }
@@ -169,6 +170,8 @@ def golden_command(sub: argparse.ArgumentParser) -> None:
         action = actions.add_parser(name, help=text, description=text[:1].upper() + text[1:] + ".", epilog=EXITS)
         action.add_argument("--fixtures", metavar="DIR", help="the folder `fixtures` (default: see docs/goldens.md)")
         json_option(action)
+        if name == "regenerate":
+            action.add_argument("names", nargs="*", metavar="WHAT", help=f"{', '.join(TRUTHS)} (default: golden)")
         if name == "verify":
             action.add_argument("names", nargs="*", metavar="NAME", help="only these goldens")
             action.add_argument("--quiet", action="store_true", help="no table")

@@ -199,12 +199,12 @@ def read_all(arch: int = 90) -> dict[str, Any]:
     from triton.backends.compiler import GPUTarget
 
     from impl import configs
-    from parity.build.compile_triton import _source
+    from parity.build.triton_child import source
 
     found: dict[int, dict[str, str | None]] = collections.defaultdict(dict)
     for config in configs.every(arch):
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "enable_fp_fusion": configs.fused()}
-        built = triton.compile(_source(config), target=GPUTarget("cuda", arch, 32), options=options)
+        built = triton.compile(source(config), target=GPUTarget("cuda", arch, 32), options=options)
         try:
             found[config.heads][str(config)] = str(read_order(built.asm["ptx"], config.heads))
         except ValueError as error:

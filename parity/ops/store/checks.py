@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from parity.domain.draws import mostly
 from parity.domain.profiles import Profile
-from parity.golden.digests import digest_of, known_digests
 from parity.ops.check import Check, complaint, labels, verdict
 from parity.ops.store.case import STORE_DATA, StoreCase
+from parity.ops.store.digests import digest_of, known_digests
 from parity.ops.store.judge import judge_store, stored_bytes, token_place
 from parity.ops.store.strategies import store_cases
 from parity.results import Status, Verdict
@@ -162,7 +162,7 @@ def judge_digest(runner: Runner, case: StoreCase, check: str) -> Verdict:
     found = complaint(runner, check, case, outcome)  # type: ignore[arg-type]
     if found is not None:
         return found
-    wanted = known_digests().get(str(case), {}).get(runner.impl.name)
+    wanted = known_digests().get(case, {}).get(runner.impl.name)
     if wanted is None:
         reason = "no bytes are recorded for this case"
         return verdict(runner, check, case, Status.UNSUPPORTED, reason)  # type: ignore[arg-type]
@@ -220,10 +220,7 @@ def _needs_cuda(impl: Implementation, device: torch.device) -> str | None:
 
 
 def _recorded(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[Any]:
-    from parity.ops.store.case import parse_store_case
-
-    cases = [parse_store_case(text) for text in known_digests()]
-    return st.sampled_from([case for case in cases if case.layout == impl.layout])
+    return st.sampled_from([case for case in known_digests() if case.layout == impl.layout])
 
 
 def _needs_digest(impl: Implementation, device: torch.device) -> str | None:

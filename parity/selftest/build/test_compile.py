@@ -8,13 +8,13 @@ import torch
 
 from impl import cache, configs, dispatch
 from impl.checks import Unsupported
-from parity.golden import compiled as compile_golden
-from parity.ops.paged_logits.case import parse_case
-from parity.ops.paged_logits.operands import build
-from parity.command import CommandError
 from parity.build import compile as gate
 from parity.build import compile_store
 from parity.build.compile_triton import head_order, instruction
+from parity.command import CommandError
+from parity.golden import compiled as compile_golden
+from parity.ops.paged_logits.case import parse_case
+from parity.ops.paged_logits.operands import build
 
 pytest.importorskip("triton")
 launch = pytest.importorskip("impl.launch")

@@ -8,11 +8,11 @@ import torch
 from impl import fused_store, store_modes
 from impl.checks import Unsupported
 from impl.store_modes import MODES, Mode
+from parity.build import host_store
+from parity.golden import digests as store_digests
+from parity.ops.store import builtin as store_builtin
 from parity.ops.store.case import StoreCase
 from parity.ops.store.operands import build_store
-from parity.build import host_store
-from parity.ops.store import builtin as store_builtin
-from parity.golden import digests as store_digests
 from parity.run.registry import builtin
 
 CPU = torch.device("cpu")
