@@ -52,7 +52,7 @@ def bf16_paged_mqa_dots(
 
 CONTRACT: dict[str, Any] = {
     "layout": "bf16",
-    "stage": "logits",
+    "op": "paged_logits",
     "arithmetic": "ieee",
     "tail": "-inf",
     "batch_invariant": True,

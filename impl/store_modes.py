@@ -57,7 +57,7 @@ class Mode:
     def contract(self) -> dict[str, Any]:
         """What the mode promises, in the words of a contract file."""
         scale = {"fp8": "amax", "fp8_pow2": "pow2"}.get(self.format)
-        words = {"stage": "store", "layout": self.layout, "schedule": self.schedule, "fake_fp4": self.fake_fp4}
+        words = {"op": "store", "layout": self.layout, "schedule": self.schedule, "fake_fp4": self.fake_fp4}
         return words | ({"scale": scale} if scale else {}) | {"mean_order": "halving", "batch_invariant": True}
 
 

@@ -229,7 +229,7 @@ for _function, _layout, _rounding in (
 ):
     _function.parity_contract = {  # type: ignore[attr-defined]
         "layout": _layout,
-        "stage": "logits",
+        "op": "paged_logits",
         "arithmetic": "ieee",
         "tail": "-inf",
         "batch_invariant": False,

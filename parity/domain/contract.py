@@ -18,7 +18,6 @@ import torch
 from parity.numerics.arithmetic import IEEE, Arithmetic, Grouped, Ieee, named_model, stored_models
 
 LAYOUTS = ("bf16", "fp8", "fp4")
-STAGES = ("logits", "topk", "store", "compressor")
 TAILS = ("-inf", "unspecified")
 NONFINITE = ("propagate", "unspecified")
 CONVERSIONS = ("nearest", "truncate")
@@ -40,8 +39,8 @@ _DTYPE_KEYS = ("operand_dtype", "dot_dtype", "product_dtype", "sum_unit", "out_d
 class Contract:
     """The promises that a verdict is measured against; defaults are the strictest common ones, IEEE float32.
 
-    layout             "bf16", "fp8" or "fp4"
-    stage              "logits", "topk" or "store"
+    layout             name of the page layout; empty where the operation has none, or none is named yet
+    op                 name of the operation that the function computes
     arithmetic         of the dot over the 128 dims: ``Ieee()`` or ``Grouped(...)``
     arithmetic_name    what a verdict calls it
     assumed            the arithmetic was measured on another architecture and is only assumed here
@@ -70,8 +69,8 @@ class Contract:
     dots               "module:function" returning the dots of every head (None: there is none)
     """
 
-    layout: str
-    stage: str = "logits"
+    layout: str = ""
+    op: str = "paged_logits"
     arithmetic: Arithmetic = IEEE
     arithmetic_name: str = "ieee"
     assumed: bool = False
@@ -97,8 +96,10 @@ class Contract:
     dots: str | None = None
 
     def __post_init__(self) -> None:
-        _one_of("layout", self.layout, LAYOUTS)
-        _one_of("stage", self.stage, STAGES)
+        if self.layout:
+            _one_of("layout", self.layout, LAYOUTS)
+        if not isinstance(self.op, str):
+            raise TypeError(f"contract key 'op' must be the name of an operation, got {self.op!r}")
         _one_of("tail", self.tail, TAILS)
         _one_of("nonfinite", self.nonfinite, NONFINITE)
         _one_of("conversion", self.conversion, CONVERSIONS)
@@ -130,7 +131,7 @@ class Contract:
         layout: str,
         device: torch.device | str = "cpu",
         *,
-        stage: str = "logits",
+        op: str = "paged_logits",
         capability: tuple[int, int] | None = None,
     ) -> Contract:
         """IEEE float32 everywhere; an fp8 dot on CUDA gets the sm_90 e4m3 rule, ``assumed`` on any other architecture.
@@ -138,7 +139,7 @@ class Contract:
         ``capability`` is the CUDA compute capability; without it the present device is asked."""
         _one_of("layout", layout, LAYOUTS)
         arithmetic, name, assumed = default_arithmetic(layout, device, capability=capability)
-        return cls(layout=layout, stage=stage, arithmetic=arithmetic, arithmetic_name=name, assumed=assumed)
+        return cls(layout=layout, op=op, arithmetic=arithmetic, arithmetic_name=name, assumed=assumed)
 
     @classmethod
     def from_dict(
@@ -148,22 +149,20 @@ class Contract:
         *,
         capability: tuple[int, int] | None = None,
         layout: str | None = None,
-        stage: str | None = None,
+        op: str | None = None,
     ) -> Contract:
         """A contract from plain strings, booleans and lists, as TOML or a ``parity_contract`` attribute holds them.
 
         ``arithmetic`` is "auto" (or absent: ``default_arithmetic``), "ieee", the name of a stored model, or a table
         ``{group, kept, final, running, product_exponent, rounding, known_order}``.
-        ``layout`` and ``stage`` are used where the dict has none, and must agree with it where it has. ValueError names
+        ``layout`` and ``op`` are used where the dict has none, and must agree with it where it has. ValueError names
         the key."""
         if not isinstance(given, Mapping):
             raise TypeError(f"a contract must be a table of keys, got {type(given).__name__}")
         values = dict(given)
-        for key, wanted in (("layout", layout), ("stage", stage)):
+        for key, wanted in (("layout", layout), ("op", op)):
             if wanted is not None and values.setdefault(key, wanted) != wanted:
                 raise ValueError(f"contract key '{key}' is {values[key]!r} but {wanted!r} was asked for")
-        if "layout" not in values:
-            raise ValueError("contract key 'layout' is missing: expected bf16, fp8 or fp4")
         known = {f.name for f in dataclasses.fields(cls)} - {"arithmetic_name", "assumed", "named", "dot_verified"}
         for key in values:
             if key not in known:
@@ -177,10 +176,12 @@ class Contract:
         for key, kind in (("devices", str), ("heads", int)):
             if key in values:
                 values[key] = _tuple_of(key, values[key], kind)
-        _one_of("layout", values["layout"], LAYOUTS)
+        pages = values.get("layout", "")
+        if pages:
+            _one_of("layout", pages, LAYOUTS)
         wanted_arithmetic = values.pop("arithmetic", "auto")
         if wanted_arithmetic == "auto":
-            arithmetic, name, assumed = default_arithmetic(values["layout"], device, capability=capability)
+            arithmetic, name, assumed = default_arithmetic(pages, device, capability=capability)
         else:
             arithmetic, name, assumed = _arithmetic(wanted_arithmetic, device, capability)
         named = wanted_arithmetic != "auto"

@@ -13,7 +13,7 @@ from parity.ops.fault import Fault
 from parity.ops.paged_logits.faults import staged as staged_logits
 from parity.ops.store.faults import staged as staged_store
 from parity.ops.topk.faults import staged as staged_topk
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
 
 CPU = torch.device("cpu")
 CONTRACTS: dict[str, dict[str, Any]] = {

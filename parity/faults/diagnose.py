@@ -136,7 +136,7 @@ def _captured_store(capture: Any) -> Any:
 def of_implementation(options: argparse.Namespace) -> Diagnosis:
     """The diagnosis of a function on a case: the one given, or the first on which the suite's checks reject it."""
     from parity.cli.commands import device_of, implementation
-    from parity.ops.paged_logits.case import parse_case
+    from parity.run.operation import parse_case
     from parity.run.worker import opened
 
     case = None
@@ -165,8 +165,8 @@ def failing_case(runner: Any) -> Any:
     """A case that the suite rejects, as it was drawn: an unshrunk one tells more faults apart."""
     from parity.domain.profiles import profile
     from parity.faults.score import ordered
-    from parity.ops.paged_logits.case import parse_case
     from parity.results import Status
+    from parity.run.operation import parse_case
     from parity.suite.search import run_check
 
     quick = replace(profile("ci"), shrink_seconds=0.01, reduce_calls=1)

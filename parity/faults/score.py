@@ -14,7 +14,7 @@ from parity.faults.catalogue import BY_ID
 from parity.ops.check import Check, all_checks
 from parity.ops.fault import Fault
 from parity.results import Status, Verdict
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
 from parity.run.runner import InProcess
 from parity.suite.search import Finding, run_check
 

@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save
 from parity.numerics.arithmetic import named_model
 from parity.numerics.blocks import Expected, blocks
 from parity.numerics.headsum import HeadSum, predicted_dots, predicted_logits, recorded_order
-from parity.ops.paged_logits.case import parse_case
 from parity.ops.paged_logits.operands import build
+from parity.run.operation import parse_case
 
 FOLDER = Path(__file__).resolve().parents[2] / "fixtures" / "predicted"
 MANIFEST = "manifest.json"

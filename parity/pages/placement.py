@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from parity.ops.paged_logits.case import MAX_ID, PAGE, Case
+from parity.ops.shared.case import MAX_ID, PAGE
 from parity.pages.counter import mix_int
 
 SHARED = MAX_ID  # owner of the pages below `prefix`, a request id that no request can have
@@ -60,7 +60,7 @@ class Place(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def place(case: Case) -> Placement:
+def place(case: Any) -> Placement:
     """The placement of a case; cheap for small cases, vectorised for large ones."""
     lengths = np.array(case.lengths, dtype=np.int64).reshape(case.requests, case.next_n)
     longest = lengths.max(axis=1) if case.requests else np.zeros(0, np.int64)
@@ -89,7 +89,7 @@ def ids_of(ids: tuple[int, ...] | None, count: int) -> np.ndarray:
     return np.arange(count, dtype=np.int64) if ids is None else np.array(ids, dtype=np.int64)
 
 
-def row_names(case: Case) -> tuple[np.ndarray, np.ndarray]:
+def row_names(case: Any) -> tuple[np.ndarray, np.ndarray]:
     """Request id and row id of each of the T rows, int64."""
     requests = np.repeat(ids_of(case.request_ids, case.requests), case.next_n)
     if case.row_ids is None:
@@ -108,7 +108,7 @@ def shuffled(count: int, seed: int) -> np.ndarray:
     return np.argsort(z ^ (z >> np.uint64(31)), kind="stable").astype(np.int64)
 
 
-def readable_slots(case: Case) -> np.ndarray:
+def readable_slots(case: Any) -> np.ndarray:
     """Slots (physical page * 64 + offset) that some row may read, ascending int64; all the rest is poison."""
     plan = place(case)
     pages = plan.physical[: plan.used]
@@ -117,7 +117,7 @@ def readable_slots(case: Case) -> np.ndarray:
     return np.sort((pages[:, None] * PAGE + offsets)[mask])
 
 
-def block_table(case: Case) -> np.ndarray:
+def block_table(case: Any) -> np.ndarray:
     """The table int32 [B, table_width], tails included."""
     plan = place(case)
     tail = {"minus1": -1, "huge": HUGE_PAGE, "canary": plan.canary_page}[case.tail]
@@ -130,7 +130,7 @@ def block_table(case: Case) -> np.ndarray:
 HUGE_PAGE = 0x7FFFFF00
 
 
-def locate(case: Case, row: int, key: int) -> Place:
+def locate(case: Any, row: int, key: int) -> Place:
     """Coordinates of a cell of the result. ValueError if the row does not exist or may not see the key."""
     if not 0 <= row < case.rows:
         raise ValueError(f"row must be from 0 to {case.rows - 1}, got {row}")

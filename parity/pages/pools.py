@@ -2,15 +2,17 @@
 
 import mmap
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from parity.ops.paged_logits.case import DIM, PAGE, SLOT_BYTES, Case
+from parity.ops.shared.case import DIM, PAGE
 from parity.pages import values
 from parity.pages.placement import Placement
 
+SLOT_BYTES = {"bf16": 256, "fp8": 132, "fp4": 68}
 Windows = tuple[tuple[int, int], ...]
 
 POISON_BYTE = {"nan": 0xFF, "huge": 0x7E, "canary": 0x44}  # 0x44..: 3.0 in e4m3, 785 in bf16 and float32
@@ -28,7 +30,7 @@ def cache_view(pool: Tensor, layout: str) -> Tensor:
     return pool.as_strided((pages, PAGE, 1, slot), (stride, slot, slot, 1))
 
 
-def build_pool(case: Case, plan: Placement, device: torch.device) -> tuple[Tensor, Windows | None]:
+def build_pool(case: Any, plan: Placement, device: torch.device) -> tuple[Tensor, Windows | None]:
     """The pool uint8 [pages, page stride], and the byte windows in use when it is mapped lazily."""
     stride, size = case.page_stride, case.page_bytes
     lazy = device.type == "cpu" and plan.pool_pages * stride > LAZY_BYTES
@@ -69,7 +71,7 @@ def build_pool(case: Case, plan: Placement, device: torch.device) -> tuple[Tenso
     return pool, windows
 
 
-def _draw_pages(case: Case, owner: np.ndarray, page: np.ndarray, device: torch.device) -> Tensor:
+def _draw_pages(case: Any, owner: np.ndarray, page: np.ndarray, device: torch.device) -> Tensor:
     owners, pages = torch.from_numpy(owner).to(device), torch.from_numpy(page).to(device)
     keys = values.draw_keys(case.data, case.layout, case.seed, owners, pages)
     if case.only_keys is not None:
@@ -82,7 +84,7 @@ def _draw_pages(case: Case, owner: np.ndarray, page: np.ndarray, device: torch.d
     return page_rows(keys)
 
 
-def _canary_pages(case: Case, physical: np.ndarray, device: torch.device) -> Tensor:
+def _canary_pages(case: Any, physical: np.ndarray, device: torch.device) -> Tensor:
     pages = torch.from_numpy(physical).to(device)
     return page_rows(values.draw_keys(case.data, case.layout, case.seed, torch.zeros_like(pages), pages, canary=True))
 
@@ -96,7 +98,7 @@ def page_rows(keys: values.Keys) -> Tensor:
 
 
 def _hide(
-    case: Case, drawn: Tensor, visible: np.ndarray, physical: np.ndarray, pattern: Tensor, device: torch.device
+    case: Any, drawn: Tensor, visible: np.ndarray, physical: np.ndarray, pattern: Tensor, device: torch.device
 ) -> Tensor:
     """Poison in place of the slots that no row may read, values and scales."""
     cover = _canary_pages(case, physical, device) if case.poison == "canary" else pattern
@@ -114,7 +116,7 @@ def _slot_of_byte(layout: str, device: torch.device) -> Tensor:
     return torch.cat(parts)
 
 
-def _poison_page(case: Case, device: torch.device) -> Tensor:
+def _poison_page(case: Any, device: torch.device) -> Tensor:
     page = torch.full((case.page_bytes,), POISON_BYTE[case.poison], dtype=torch.uint8, device=device)
     if case.layout == "fp4" and case.poison == "huge":
         page[PAGE * DIM // 2 :] = 0xFC  # 2^125: six times it is still finite in float32

@@ -64,6 +64,14 @@ class StoreOperands:
             self.pool[start:stop] = data[at : at + stop - start]
             at += stop - start
 
+    def snapshot(self) -> dict[str, Tensor]:
+        """Copies of what a call must not write."""
+        return {name: tensor.clone() for name, tensor in self.inputs().items()}
+
+    def changed(self, before: dict[str, Tensor]) -> tuple[str, ...]:
+        """Names of the inputs that differ from the snapshot in any bit."""
+        return tuple(name for name, now in self.inputs().items() if not torch.equal(_bits(before[name]), _bits(now)))
+
     def inputs(self) -> dict[str, Tensor]:
         """The operands that must not be written; of the rotary table the rows in use."""
         rows = self.rope_table[self.positions.long()] if self.case.tokens else self.rope_table[:0]
@@ -74,6 +82,10 @@ class StoreOperands:
             "rope_table": rows,
             "out_loc": self.out_loc,
         }
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(torch.uint8)
 
 
 def build_store(case: StoreCase, device: str | torch.device = "cpu") -> StoreOperands:

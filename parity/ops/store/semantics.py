@@ -22,13 +22,13 @@ from torch import Tensor
 from parity.domain.contract import Contract
 from parity.domain.profiles import Profile
 from parity.numerics.selection import recall, regret
-from parity.ops.check import Check, complaint, verdict
+from parity.ops.check import Check, failed_call, verdict
 from parity.ops.store.case import StoreCase
 from parity.ops.store.operands import StoreOperands
 from parity.pages import counter
 from parity.results import Status, Verdict
 from parity.run.device import provenance
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
 from parity.run.runner import Runner
 from reference import compressor, exact, formats, indexer, pages, rope
 from reference.config import FLASH
@@ -120,14 +120,14 @@ def _cases(impl: Implementation, profile: Profile, device: torch.device) -> st.S
 def judge_recall(runner: Runner, case: StoreCase) -> Verdict:
     """Recall at least, and regret at most, what is recorded for the contract at this length."""
     check = "semantics/recall"
-    outcome = runner.run(case)  # type: ignore[arg-type]
-    found = complaint(runner, check, case, outcome)  # type: ignore[arg-type]
+    outcome = runner.run(case)
+    found = failed_call(runner, check, case, outcome)
     if found is not None:
         return found
     floor = floors().get(key_of(runner.impl.contract), {}).get(str(tokens_of(case)))
     if floor is None:
         reason = f"no floor is recorded for {key_of(runner.impl.contract)} at {tokens_of(case)} tokens"
-        return verdict(runner, check, case, Status.UNSUPPORTED, reason)  # type: ignore[arg-type]
+        return verdict(runner, check, case, Status.UNSUPPORTED, reason)
     outcome.operands.restore(outcome.output)
     got = measure(outcome.operands)
     cells = ROWS * TOPK
@@ -137,8 +137,8 @@ def judge_recall(runner: Runner, case: StoreCase) -> Verdict:
     )
     good = got["recall"] >= floor["recall_floor"] and got["regret"] <= floor["regret_ceiling"]
     if good:
-        return verdict(runner, check, case, Status.PASSED, cells=cells)  # type: ignore[arg-type]
-    return verdict(runner, check, case, Status.FAILED, text, cells=cells)  # type: ignore[arg-type]
+        return verdict(runner, check, case, Status.PASSED, cells=cells)
+    return verdict(runner, check, case, Status.FAILED, text, cells=cells)
 
 
 def tokens_of(case: StoreCase) -> int:
@@ -154,9 +154,8 @@ CHECKS = [
     Check(
         "semantics",
         "recall",
-        ("store",),
         _cases,
-        judge_recall,  # type: ignore[arg-type]
+        judge_recall,
         0.0,
         accepts=_accepts,
         shrinks=False,

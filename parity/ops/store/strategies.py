@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from parity.ops.paged_logits.case import PAGE
-from parity.ops.store.case import DTYPES, PLACES, POSITIONS, STORE_DATA, WEIGHTS, StoreCase
+from parity.ops.store.case import DATA, DTYPES, PLACES, POSITIONS, WEIGHTS, StoreCase
 
 # Nothing, one, the borders of warps, blocks and pages, and the ragged middle.
 COUNTS = (0, 1, 2, 3, 4, 5, 15, 16, 17, 31, 33, 63, 64, 65, 127, 130)
@@ -17,7 +17,7 @@ BIG_BYTES = (1 << 32) + (1 << 29)
 def store_cases(
     *,
     layout: str = "bf16",
-    data: Sequence[str] = STORE_DATA[:-1],
+    data: Sequence[str] = DATA[:-1],
     weights: Sequence[str] = WEIGHTS,
     positions: Sequence[str] = POSITIONS,
     dtypes: Sequence[str] = DTYPES,

@@ -8,11 +8,11 @@ import torch
 from parity.faults import building, catalogue
 from parity.numerics.bounds import exact_expected
 from parity.ops import fault as model
-from parity.ops.paged_logits.case import parse_case
 from parity.ops.paged_logits.faults import staged as staged_logits
 from parity.ops.paged_logits.judge import compare_exact
 from parity.ops.paged_logits.operands import build, build_logits, build_topk
 from parity.ops.topk.faults import staged as staged_topk
+from parity.run.operation import parse_case
 from parity.run.runner import poisoned_allocations
 
 REPORT = re.compile(r"[\w.-]+/[\w.-]+#\d+(, [\w.-]+/[\w.-]+#\d+)*")

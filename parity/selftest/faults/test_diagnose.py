@@ -13,8 +13,8 @@ from parity.faults.building import function, staged
 from parity.faults.capture import load_capture, save_capture
 from parity.faults.catalogue import BY_ID
 from parity.faults.explaining import equals, function_of, observe, problem_of, rank
-from parity.ops.paged_logits.case import parse_case
 from parity.ops.paged_logits.operands import build
+from parity.run.operation import parse_case
 from parity.run.runner import poisoned_allocations
 
 TEXT = "v1 lens=130,70,5,200 next_n=2 heads=8 data=octaves seed=3 perm=5 max_len=230"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from parity.ops.paged_logits.case import parse_case
 from parity.run import interpreter
+from parity.run.operation import parse_case
 from parity.run.registry import BUILTIN_NAMES, SpecError, builtin, load
 from parity.run.runner import InProcess
 from parity.run.worker import Worker, search_path

@@ -13,10 +13,11 @@ from parity.golden import predicted
 from parity.numerics.arithmetic import Grouped, named_model
 from parity.numerics.headsum import HeadSum
 from parity.ops.check import find_check, judge_one
-from parity.ops.paged_logits.case import parse_case
 from parity.ops.paged_logits.checks import bits
 from parity.results import Status, Verdict, merge
-from parity.run.registry import Implementation, load
+from parity.run.implementation import Implementation
+from parity.run.operation import parse_case
+from parity.run.registry import load
 from parity.run.runner import InProcess
 from parity.run.worker import runner_for
 from parity.selftest.simulated_card import IMPRECISE, RULE, dots_function, logits_function, order_for, simulated
