@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from parity.numerics.arithmetic import IEEE, Arithmetic, Grouped, Ieee, named_model, stored_models
+from parity.pages import layout as layouts
 
-LAYOUTS = ("bf16", "fp8", "fp4")
 STAGES = ("logits", "topk", "store", "compressor")
 TAILS = ("-inf", "unspecified")
 NONFINITE = ("propagate", "unspecified")
@@ -40,7 +40,7 @@ _DTYPE_KEYS = ("operand_dtype", "dot_dtype", "product_dtype", "sum_unit", "out_d
 class Contract:
     """The promises that a verdict is measured against; defaults are the strictest common ones, IEEE float32.
 
-    layout             "bf16", "fp8" or "fp4"
+    layout             name of a layout, such as "bf16", "fp8" or "fp4"
     stage              "logits", "topk" or "store"
     arithmetic         of the dot over the 128 dims: ``Ieee()`` or ``Grouped(...)``
     arithmetic_name    what a verdict calls it
@@ -97,7 +97,7 @@ class Contract:
     dots: str | None = None
 
     def __post_init__(self) -> None:
-        _one_of("layout", self.layout, LAYOUTS)
+        layouts.find(self.layout, "contract key 'layout'")
         _one_of("stage", self.stage, STAGES)
         _one_of("tail", self.tail, TAILS)
         _one_of("nonfinite", self.nonfinite, NONFINITE)
@@ -108,8 +108,8 @@ class Contract:
         for key, named in (("schedule_meta", self.schedule_meta), ("dots", self.dots)):
             if named is not None and (not isinstance(named, str) or ":" not in named):
                 raise ValueError(f"contract key '{key}' must be module:function or file.py:function, got {named!r}")
-        if self.fake_fp4 and self.layout == "fp4":
-            raise ValueError("contract key 'fake_fp4' must be false for fp4 pages: they hold the fp4 values")
+        if self.fake_fp4 and not layouts.find(self.layout).fake_fp4:
+            raise ValueError(f"contract key 'fake_fp4' must be false for {self.layout} pages: they hold the fp4 values")
         if not isinstance(self.arithmetic, Ieee | Grouped):
             raise TypeError(f"contract key 'arithmetic' must be Ieee() or Grouped(...), got {self.arithmetic!r}")
         if self.dot_verified and not isinstance(self.arithmetic, Grouped):
@@ -136,7 +136,7 @@ class Contract:
         """IEEE float32 everywhere; an fp8 dot on CUDA gets the sm_90 e4m3 rule, ``assumed`` on any other architecture.
 
         ``capability`` is the CUDA compute capability; without it the present device is asked."""
-        _one_of("layout", layout, LAYOUTS)
+        layouts.find(layout, "contract key 'layout'")
         arithmetic, name, assumed = default_arithmetic(layout, device, capability=capability)
         return cls(layout=layout, stage=stage, arithmetic=arithmetic, arithmetic_name=name, assumed=assumed)
 
@@ -163,7 +163,7 @@ class Contract:
             if wanted is not None and values.setdefault(key, wanted) != wanted:
                 raise ValueError(f"contract key '{key}' is {values[key]!r} but {wanted!r} was asked for")
         if "layout" not in values:
-            raise ValueError("contract key 'layout' is missing: expected bf16, fp8 or fp4")
+            raise ValueError(f"contract key 'layout' is missing: expected one of {', '.join(layouts.names())}")
         known = {f.name for f in dataclasses.fields(cls)} - {"arithmetic_name", "assumed", "named", "dot_verified"}
         for key in values:
             if key not in known:
@@ -177,7 +177,7 @@ class Contract:
         for key, kind in (("devices", str), ("heads", int)):
             if key in values:
                 values[key] = _tuple_of(key, values[key], kind)
-        _one_of("layout", values["layout"], LAYOUTS)
+        layouts.find(values["layout"], "contract key 'layout'")
         wanted_arithmetic = values.pop("arithmetic", "auto")
         if wanted_arithmetic == "auto":
             arithmetic, name, assumed = default_arithmetic(values["layout"], device, capability=capability)
@@ -223,9 +223,10 @@ def default_arithmetic(
     layout: str, device: torch.device | str, *, capability: tuple[int, int] | None = None
 ) -> tuple[Arithmetic, str, bool]:
     """The dot's arithmetic, its name and whether it is assumed, where a contract names none."""
-    if layout != "fp8" or torch.device(device).type != "cuda":
+    core = layouts.find(layout).core
+    if core is None or not layouts.find(layout).core_by_default or torch.device(device).type != "cuda":
         return IEEE, "ieee", False
-    model = named_model("sm_90 e4m3")
+    model = named_model(core)
     return model.arithmetic, f"{model.name} {model.arithmetic}", _capability(device, capability) != (9, 0)
 
 

@@ -23,9 +23,10 @@ from parity.golden import files
 from parity.golden.files import GoldenError
 from parity.numerics.bounds import exact_expected, expected, is_exact_data
 from parity.numerics.selection import judge_selection
-from parity.ops.paged_logits.case import PAGE, Case, parse_case
+from parity.ops.paged_logits.case import Case, parse_case
 from parity.ops.paged_logits.judge import Status, Verdict, compare_bounded, compare_exact, compare_tail
 from parity.ops.paged_logits.operands import build
+from parity.pages.layout import PAGE
 from parity.run.device import triton_version
 from parity.run.registry import Implementation
 from parity.run.worker import opened

@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from parity.pages.elements import Element
+from parity.pages.intervals import Allowed
+from parity.pages.keys import Drawn, Keys
 
 PAGE = 64
 """Slots per page."""
@@ -26,27 +31,62 @@ POISON = {"nan": 0xFF, "huge": 0x7E, "canary": 0x44}
 GROUP = "parity.layouts"
 
 
+def _no_store(*_: object) -> Any:
+    raise ValueError("this layout does not say how a store is judged: it needs `encode` and `allowed`")
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Layout:
     """How a page holds keys: the values of its slots first, then their scales (planar).
 
+    A layout has to provide, for logits functions:
     name, about     as case strings and contracts say it, and in a few words
+    element, query  number formats of the keys' values, and of the queries that are multiplied with them
     payload, scale  bytes per slot, of the values and of the scales (0: there are none)
-    query_dtype     dtype of the queries that are multiplied with such keys
+    finish          codes as drawn to keys as stored, scaled and spoiled as their class of data wants it
+    read            (kv_cache, slots int64 [n]) -> (values [n, dim] as stored, scales float32 [n] or None): how the
+                    oracle reads a cache, by a definition of its own and not through what `finish` knows
+    and for stores:
+    encode          (keys float32 or bf16 [n, dim], rule, fake) -> (payload uint8 [n, bytes], scales uint8 [n, bytes] or
+                    None), the bytes that a published store writes
+    allowed         (payload, scales, low, high, rule, fake) -> what is wrong with stored bytes of keys that lie between
+                    low and high (float64 [n, dim])
+    scale_rules     the rules of scales among which a contract chooses, the usual one first (empty: there is one)
+    fake_fp4        whether a store may quantise to the fp4 grid and back first (`fake` above)
+
+    The rest has defaults:
     cache_dtype     dtype of the `kv_cache` argument
+    neutral         the scale of a key that is left out, whose values are zero
     poison_scale    bytes that poison the scales, by the kind of poison, where they differ from `POISON`
+    core            the stored model of its dot on sm_90 (None: none was measured)
+    core_by_default whether a contract on CUDA that names no arithmetic has that model
     slots, dim      slots per page, channels per key
     """
 
     name: str
     about: str
+    element: Element
+    query: Element
     payload: int
-    query_dtype: torch.dtype
+    finish: Callable[[Drawn], Keys]
+    read: Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
     scale: int = 0
+    encode: Callable[[Tensor, str, bool], tuple[Tensor, Tensor | None]] = _no_store
+    allowed: Callable[[Tensor, Tensor, Tensor, Tensor, str, bool], Allowed] = _no_store
+    scale_rules: tuple[str, ...] = ()
+    fake_fp4: bool = True
     cache_dtype: torch.dtype = torch.uint8
+    neutral: float = 1.0
     poison_scale: Mapping[str, int] = field(default_factory=dict)
+    core: str | None = None
+    core_by_default: bool = False
     slots: int = PAGE
     dim: int = DIM
+
+    @property
+    def query_dtype(self) -> torch.dtype:
+        """dtype of the queries."""
+        return self.query.dtype
 
     @property
     def slot_bytes(self) -> int:
@@ -93,6 +133,13 @@ class Layout:
         slot = int(self.slot_of_byte()[inside])
         return slot, "payload" if inside < self.slots * self.payload else "scale"
 
+    def page_rows(self, keys: Keys) -> Tensor:
+        """Pages as bytes, uint8 [n, page_bytes]."""
+        payload = keys.payload.view(torch.uint8).flatten(1)
+        if keys.scales is None:
+            return payload
+        return torch.cat([payload, keys.scales.contiguous().view(torch.uint8).flatten(1)], 1)
+
     def poison_page(self, kind: str, device: torch.device | str = "cpu") -> Tensor:
         """A page that no row may read, uint8 [page_bytes]; `kind` is a key of `POISON`."""
         page = torch.full((self.page_bytes,), POISON[kind], dtype=torch.uint8, device=device)
@@ -104,7 +151,12 @@ _LAYOUTS: dict[str, Layout] = {}
 
 
 def register(layout: Layout) -> Layout:
-    """Make a layout known by its name, and return it. ValueError if another one has that name."""
+    """Make a layout known by its name, and return it. ValueError if another has that name, or for pages of another
+    size than placement and reference know so far."""
+    if (layout.slots, layout.dim) != (PAGE, DIM):
+        raise ValueError(
+            f"layout {layout.name!r} must have {PAGE} slots of {DIM} channels, got {layout.slots} of {layout.dim}"
+        )
     if _LAYOUTS.setdefault(layout.name, layout) is not layout:
         raise ValueError(f"layout {layout.name!r} is registered twice")
     return layout
@@ -116,10 +168,10 @@ def names() -> tuple[str, ...]:
     return tuple(_LAYOUTS)
 
 
-def find(name: str) -> Layout:
-    """The layout of that name. ValueError if there is none."""
-    if name not in _LAYOUTS and name not in names():
-        raise ValueError(f"layout must be one of {', '.join(names())}, got {name!r}")
+def find(name: str, what: str = "layout") -> Layout:
+    """The layout of that name. ValueError if there is none; `what` begins its message."""
+    if not isinstance(name, str) or (name not in _LAYOUTS and name not in names()):
+        raise ValueError(f"{what} must be one of {', '.join(names())}, got {name!r}")
     return _LAYOUTS[name]
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from parity.ops.compressor.case import DIM, CompressorOperands
+from parity.ops.compressor.case import CompressorOperands
+from parity.pages.layout import DIM
 from parity.run import interpreter
 from parity.run.registry import Implementation
 from parity.run.runner import Outcome, poisoned_allocations, sentence

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from parity.ops.paged_logits.case import MAX_SEED, VERSION
 from parity.pages import counter
+from parity.pages.layout import DIM
 
-RATIO, DIM, WIDTH = 4, 128, 256
+RATIO, WIDTH = 4, 2 * DIM
 RING = 16  # token rows of the state: what a window reads back, and up to UNDO rejected tokens
 UNDO = 8
 DATA = ("exact", "random")

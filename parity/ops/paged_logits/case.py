@@ -8,32 +8,19 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 
 from parity.domain.notation import format_ids, format_lengths, parse_ids, parse_lengths
+from parity.pages import layout as layouts
+from parity.pages.keys import CLASSES
+from parity.pages.layout import PAGE, POISON
+from parity.pages.placement import MAX_ID
 
 VERSION = "v1"
-PAGE = 64  # slots a page
-DIM = 128  # elements a key
 HEADS = (8, 16, 32, 64)
-LAYOUTS = ("bf16", "fp8", "fp4")
-SLOT_BYTES = {"bf16": 256, "fp8": 132, "fp4": 68}
 STAGES = ("logits", "topk")
 TAILS = ("minus1", "huge", "canary")
-POISONS = ("nan", "huge", "canary")
+POISONS = tuple(POISON)
 STRIDES = {"logits": ("q", "weights", "table", "lens"), "topk": ("logits", "table", "lens")}
 
-LOGITS_DATA = (
-    "exact",
-    "exact_wide",
-    "octaves",
-    "near_ties",
-    "negative",
-    "zeros",
-    "saturating",
-    "needle",
-    "nonfinite",
-    "subnormal",
-    "outliers",
-    "fp4_grid",
-)
+LOGITS_DATA = tuple(CLASSES)
 TOPK_DATA = (
     "random",
     "equal",
@@ -47,10 +34,8 @@ TOPK_DATA = (
     "zeros",
 )
 DATA = {"logits": LOGITS_DATA, "topk": TOPK_DATA}
-DATA_CLASSES = LOGITS_DATA
 
 MAX_LENGTH = 1 << 24
-MAX_ID = 1 << 20  # request and row identifiers; MAX_ID itself owns the pages that a prefix shares
 MAX_GAP = 1 << 30
 MAX_SEED = 1 << 62
 
@@ -99,7 +84,7 @@ class Case:
 
     def __post_init__(self) -> None:
         _check_choice("stage", self.stage, STAGES)
-        _check_choice("layout", self.layout, LAYOUTS)
+        layouts.find(self.layout)
         _check_choice("heads", self.heads, HEADS)
         _check_choice("data", self.data, DATA[self.stage])
         _check_choice("alias", self.alias, ("shared", "copied"))
@@ -191,7 +176,7 @@ class Case:
     @property
     def page_bytes(self) -> int:
         """Bytes of a page without its gap."""
-        return PAGE * SLOT_BYTES[self.layout]
+        return layouts.find(self.layout).page_bytes
 
     @property
     def page_stride(self) -> int:

@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parity.ops.paged_logits.case import DIM, PAGE, Case
+from parity.ops.paged_logits.case import Case
 from parity.ops.topk import scores
 from parity.pages import counter, placement, pools, values
+from parity.pages.layout import DIM, PAGE, find
 from parity.pages.placement import Placement, block_table, row_names
-from parity.pages.pools import Windows, build_pool, cache_view, chosen_keys
+from parity.pages.pools import Windows, build_pool, chosen_keys
 
 HUGE_ID = 0x7EEEEEEE  # in the gaps of a strided table
 LEAST, MOST = -3.0e38, 3.0e38
@@ -154,7 +155,7 @@ def build_logits(case: Case, device: str | torch.device = "cpu") -> Operands:
         plan,
         storages,
         q,
-        cache_view(pool, case.layout),
+        find(case.layout).cache_view(pool),
         weights,
         lens,
         table,
@@ -185,7 +186,7 @@ def _names(case: Case, device: torch.device) -> tuple[Tensor, Tensor]:
 def _build_queries(case: Case, device: torch.device, storages: dict[str, Tensor]) -> Tensor:
     requests, rows = _names(case, device)
     shape = (case.requests, case.next_n, case.heads, DIM)
-    dtype = torch.float8_e4m3fn if case.layout == "fp8" else torch.bfloat16
+    dtype = find(case.layout).query_dtype
     step = max(1, pools.CHUNK_ELEMENTS // (case.heads * DIM))
     parts = [
         values.draw_queries(

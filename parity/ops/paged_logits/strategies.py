@@ -8,16 +8,14 @@ from parity.domain.notation import RATIO, causal_lengths
 from parity.ops.paged_logits.case import (
     DATA,
     HEADS,
-    LAYOUTS,
     MAX_LENGTH,
-    PAGE,
     POISONS,
-    SLOT_BYTES,
     STAGES,
     STRIDES,
     TAILS,
     Case,
 )
+from parity.pages.layout import PAGE, find
 
 # Where kernels break: nothing, one key, one short of a page, a page, one beyond, and the ragged middle.
 EDGES = (0, 1, 63, 64, 65, 127, 128, 129, 192, 255, 256, 300)
@@ -166,7 +164,7 @@ def topk_cases(
 
 def _options(stage, layout, heads, data, tails, poisons) -> tuple[str, ...]:
     _one_of("stage", stage, STAGES)
-    _one_of("layout", layout, LAYOUTS)
+    find(layout)
     chosen = DATA[stage] if data is None else tuple(data)
     for name, given, known in (
         ("heads", heads, HEADS),
@@ -246,7 +244,7 @@ def _wider(draw: st.DrawFn, needed: int, most: int) -> int | None:
 def _big(draw: st.DrawFn, layout: str, used: int) -> dict:
     """A pool that passes 2^32 bytes, by gaps between few pages or by very many pages, whose byte offsets have more than
     24 significant bits where there is a small gap."""
-    page = PAGE * SLOT_BYTES[layout]
+    page = find(layout).page_bytes
     if draw(st.booleans()):
         return {"spare": BIG_BYTES // page, "gap": draw(st.sampled_from((0, 16, 48)))}
     spare = 5

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from parity.ops.paged_logits.case import HEADS, PAGE, Case
+from parity.ops.paged_logits.case import HEADS, Case
 from parity.ops.shared import metamorphic
+from parity.pages.layout import PAGE
 from parity.pages.placement import place
 
 # Values that explain themselves, tried field by field; the first that still fails is kept.

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from parity.domain.draws import mostly
 from parity.domain.notation import causal_lengths
 from parity.domain.profiles import Profile
-from parity.ops.paged_logits.case import HEADS, MAX_ID, PAGE, POISONS, TAILS, Case
+from parity.ops.paged_logits.case import HEADS, POISONS, TAILS, Case
 from parity.ops.paged_logits.strategies import SEEDS, paged_cases
+from parity.pages.layout import PAGE
+from parity.pages.placement import MAX_ID
 from parity.run.registry import Implementation
 
 TALL = (8, 20)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
 from parity.domain.notation import format_ids, parse_ids
-from parity.ops.paged_logits.case import LAYOUTS, MAX_GAP, MAX_SEED, PAGE, SLOT_BYTES, VERSION
+from parity.ops.paged_logits.case import MAX_GAP, MAX_SEED, VERSION
+from parity.pages import layout as layouts
+from parity.pages.layout import PAGE
 
 STORE_DATA = ("bell", "octaves", "zeros", "onehot", "pairs", "tiny", "large", "context")
 """`context`: pooled keys and rotary rows as of one long prompt, for recall; the rest: a token on its own."""
@@ -51,8 +53,8 @@ class StoreCase:
     fill: int = 0
 
     def __post_init__(self) -> None:
+        layouts.find(self.layout)
         choices = (
-            ("layout", LAYOUTS),
             ("data", STORE_DATA),
             ("pooled", DTYPES),
             ("weight", DTYPES),
@@ -111,7 +113,7 @@ class StoreCase:
     @property
     def page_bytes(self) -> int:
         """Bytes of a page without its gap."""
-        return PAGE * SLOT_BYTES[self.layout]
+        return layouts.find(self.layout).page_bytes
 
     @property
     def page_stride(self) -> int:

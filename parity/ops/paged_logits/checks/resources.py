@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from parity.domain.profiles import Profile
 from parity.ops.check import Check, complaint, named, verdict
-from parity.ops.paged_logits.case import PAGE, POISONS, SLOT_BYTES, TAILS, Case
+from parity.ops.paged_logits.case import POISONS, TAILS, Case
 from parity.ops.paged_logits.checks.layout import EXACT, judge_exact, judge_output
 from parity.ops.paged_logits.checks.selection import judge_chosen
 from parity.ops.paged_logits.judge import compare_bits
 from parity.ops.paged_logits.strategies import SEEDS, topk_cases
 from parity.ops.shared import shapes
+from parity.pages.layout import PAGE, find
 from parity.results import Status, Verdict
 from parity.run import interpreter, memory
 from parity.run.registry import Implementation
@@ -50,7 +51,7 @@ def judge_memory(runner: Runner, case: Case) -> Verdict:
         return verdict(runner, check, case, Status.PASSED, cells=1)
     text = f"peak of {peak} bytes beyond the inputs, allowed {allowed}"
     if case.stage == "logits":
-        gather = memory.gather_bytes(case.rows, case.table_width, PAGE * SLOT_BYTES[case.layout])
+        gather = memory.gather_bytes(case.rows, case.table_width, find(case.layout).page_bytes)
         text += f" (a gather of every row's pages would take {gather})"
     if outcome.peak_note:
         text += f"; the largest tensor: {outcome.peak_note}"
