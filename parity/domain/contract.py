@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from parity.numerics.arithmetic import IEEE, Arithmetic, Grouped, Ieee, named_model, stored_models
+from parity.pages import layout as layouts
 
-LAYOUTS = ("bf16", "fp8", "fp4")
 TAILS = ("-inf", "unspecified")
 NONFINITE = ("propagate", "unspecified")
 CONVERSIONS = ("nearest", "truncate")
@@ -97,7 +97,7 @@ class Contract:
 
     def __post_init__(self) -> None:
         if self.layout:
-            _one_of("layout", self.layout, LAYOUTS)
+            layouts.find(self.layout, "contract key 'layout'")
         if not isinstance(self.op, str):
             raise TypeError(f"contract key 'op' must be the name of an operation, got {self.op!r}")
         _one_of("tail", self.tail, TAILS)
@@ -109,8 +109,8 @@ class Contract:
         for key, named in (("schedule_meta", self.schedule_meta), ("dots", self.dots)):
             if named is not None and (not isinstance(named, str) or ":" not in named):
                 raise ValueError(f"contract key '{key}' must be module:function or file.py:function, got {named!r}")
-        if self.fake_fp4 and self.layout == "fp4":
-            raise ValueError("contract key 'fake_fp4' must be false for fp4 pages: they hold the fp4 values")
+        if self.fake_fp4 and self.layout and not layouts.find(self.layout).fake_fp4:
+            raise ValueError(f"contract key 'fake_fp4' must be false for {self.layout} pages: they hold the fp4 values")
         if not isinstance(self.arithmetic, Ieee | Grouped):
             raise TypeError(f"contract key 'arithmetic' must be Ieee() or Grouped(...), got {self.arithmetic!r}")
         if self.dot_verified and not isinstance(self.arithmetic, Grouped):
@@ -137,7 +137,7 @@ class Contract:
         """IEEE float32 everywhere; an fp8 dot on CUDA gets the sm_90 e4m3 rule, ``assumed`` on any other architecture.
 
         ``capability`` is the CUDA compute capability; without it the present device is asked."""
-        _one_of("layout", layout, LAYOUTS)
+        layouts.find(layout, "contract key 'layout'")
         arithmetic, name, assumed = default_arithmetic(layout, device, capability=capability)
         return cls(layout=layout, op=op, arithmetic=arithmetic, arithmetic_name=name, assumed=assumed)
 
@@ -178,7 +178,7 @@ class Contract:
                 values[key] = _tuple_of(key, values[key], kind)
         pages = values.get("layout", "")
         if pages:
-            _one_of("layout", pages, LAYOUTS)
+            layouts.find(pages, "contract key 'layout'")
         wanted_arithmetic = values.pop("arithmetic", "auto")
         if wanted_arithmetic == "auto":
             arithmetic, name, assumed = default_arithmetic(pages, device, capability=capability)
@@ -224,9 +224,10 @@ def default_arithmetic(
     layout: str, device: torch.device | str, *, capability: tuple[int, int] | None = None
 ) -> tuple[Arithmetic, str, bool]:
     """The dot's arithmetic, its name and whether it is assumed, where a contract names none."""
-    if layout != "fp8" or torch.device(device).type != "cuda":
+    pages = layouts.find(layout) if layout else None
+    if pages is None or pages.core is None or not pages.core_by_default or torch.device(device).type != "cuda":
         return IEEE, "ieee", False
-    model = named_model("sm_90 e4m3")
+    model = named_model(pages.core)
     return model.arithmetic, f"{model.name} {model.arithmetic}", _capability(device, capability) != (9, 0)
 
 

@@ -33,7 +33,7 @@ class Field:
     """
 
     about: str
-    legal: str
+    legal: str | Callable[[], str]
     parse: Callable[[str, str], Any]
     format: Callable[[Any], str]
     check: Callable[[str, Any], None]
@@ -141,7 +141,7 @@ def choice(default: str, names: Names, about: str) -> Any:
     def check(name: str, value: Any) -> None:
         check_choice(name, value, allowed())
 
-    return declare(default, Field(about, ", ".join(allowed()), lambda name, text: text, str, check))
+    return declare(default, Field(about, lambda: ", ".join(allowed()), lambda name, text: text, str, check))
 
 
 def integer(default: Any, low: int, high: int, about: str, *, among: tuple[int, ...] = (), multiple: int = 1) -> Any:
@@ -248,5 +248,6 @@ def table(kind: type[CaseString]) -> str:
     for name, field in fields(kind).items():
         value = usual.get(name, ...)
         shown = "required" if value is ... else "as needed" if value is None else field.format(value) or "none"
-        lines.append(f"| `{field.word or name}` | {shown} | {field.legal} | {field.about} |")
+        legal = field.legal() if callable(field.legal) else field.legal
+        lines.append(f"| `{field.word or name}` | {shown} | {legal} | {field.about} |")
     return "\n".join(lines)

@@ -11,9 +11,10 @@ from parity.faults.building import staged
 from parity.faults.explaining import Problem, Ruler, distance, observe, problem_of
 from parity.ops.compressor.case import CompressorCase
 from parity.ops.fault import Fault
-from parity.ops.paged_logits.case import POISONS, SLOT_BYTES, TAILS, Case
+from parity.ops.paged_logits.case import POISONS, TAILS, Case
 from parity.ops.paged_logits.strategies import BIG_BYTES
 from parity.ops.store.case import StoreCase
+from parity.pages.layout import find
 
 DATA = ("exact", "exact_wide", "octaves", "outliers", "near_ties", "saturating", "nonfinite", "subnormal", "zeros")
 TOPK_DATA = ("random", "negative", "narrow", "large", "neginf", "ulps", "zeros", "few", "nan")
@@ -59,7 +60,7 @@ def _logits(fault: Fault, source: random.Random) -> Case:
     fields = _placed(source, _lengths(source, 320, 4100 if fault.kind == "launch" and source.random() < 0.3 else 70))
     fields |= {"spare": source.choice((2, 5, 40)), "gap": source.choice((0, 16, 4096))}
     if fault.kind == "integers" and source.random() < 0.5:
-        fields |= {"spare": BIG_BYTES // (64 * SLOT_BYTES[fault.layout]), "gap": 16}
+        fields |= {"spare": BIG_BYTES // find(fault.layout).page_bytes, "gap": 16}
     strides = source.sample(("q", "table", "weights", "lens"), source.randint(0, 3))
     return Case(
         layout=fault.layout,

@@ -12,7 +12,8 @@ import math
 
 import torch
 
-from parity.results import PAGE, Labels, Status, Verdict, coordinates
+from parity.pages.layout import PAGE
+from parity.results import Labels, Status, Verdict, coordinates
 
 CHUNK_BYTES = 256 << 20
 

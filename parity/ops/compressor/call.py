@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from parity.ops.compressor.case import DIM
 from parity.ops.compressor.operands import CompressorOperands
+from parity.pages.layout import DIM
 from parity.run.runner import BrokenConventionError, inspect_tensors, kind_of
 
 Output = tuple[tuple[torch.Tensor, torch.Tensor], ...]

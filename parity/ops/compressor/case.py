@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from parity.domain.fields import CaseString, Field, choice, declare, random_seed
+from parity.pages.layout import DIM
 
-RATIO, DIM, WIDTH = 4, 128, 256
+RATIO, WIDTH = 4, 2 * DIM
 RING = 16  # token rows of the state: what a window reads back, and up to UNDO rejected tokens
 UNDO = 8
 DATA = ("exact", "random")

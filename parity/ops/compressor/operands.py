@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parity.ops.compressor.case import DIM, RATIO, RING, WIDTH, CompressorCase
+from parity.ops.compressor.case import RATIO, RING, WIDTH, CompressorCase
 from parity.pages import counter
+from parity.pages.layout import DIM
 
 STREAM_KV, STREAM_SCORE, STREAM_WINDOW, STREAM_APE, STREAM_STATE = range(41, 46)
 AWAY = -1024.0  # exp of it is zero, in float64 too

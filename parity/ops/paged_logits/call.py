@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 
-from parity.ops.paged_logits.case import DIM, PAGE, Case
+from parity.ops.paged_logits.case import Case
 from parity.ops.paged_logits.operands import Operands
+from parity.pages.layout import DIM, PAGE
 from parity.run.implementation import Implementation
 from parity.run.loading import resolve_name
 from parity.run.runner import inspect_tensors

@@ -8,26 +8,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from parity.domain.fields import choice, integer, number_list, subset
-from parity.ops.shared.case import DIM, MAX_GAP, MAX_ID, MAX_LENGTH, PAGE, POISONS, TAILS, PagedCase
+from parity.ops.shared.case import MAX_GAP, PagedCase
+from parity.pages import layout as layouts
+from parity.pages.keys import CLASSES
 
 HEADS = (8, 16, 32, 64)
-LAYOUTS = ("bf16", "fp8", "fp4")
-SLOT_BYTES = {"bf16": 256, "fp8": 132, "fp4": 68}
 STRIDES = ("lens", "q", "table", "weights")
-DATA = (
-    "exact",
-    "exact_wide",
-    "octaves",
-    "near_ties",
-    "negative",
-    "zeros",
-    "saturating",
-    "needle",
-    "nonfinite",
-    "subnormal",
-    "outliers",
-    "fp4_grid",
-)
+DATA = tuple(CLASSES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +24,7 @@ class Case(PagedCase):
     op: ClassVar[str] = "paged_logits"
     first: ClassVar[tuple[str, ...]] = ("lengths", "layout", "heads", "data", "seed")
 
-    layout: str = choice("bf16", LAYOUTS, "layout of the pages")
+    layout: str = choice("bf16", layouts.names, "layout of the pages")
     heads: int = integer(64, 1, 128, "index heads", among=HEADS)
     data: str = choice("exact", DATA, "data class, see below")
     gap: int = integer(0, 0, MAX_GAP, "bytes between pages", multiple=16)
@@ -54,26 +41,9 @@ class Case(PagedCase):
     @property
     def page_bytes(self) -> int:
         """Bytes of a page without its gap."""
-        return PAGE * SLOT_BYTES[self.layout]
+        return layouts.find(self.layout).page_bytes
 
     @property
     def page_stride(self) -> int:
         """Bytes from one page to the next."""
         return self.page_bytes + self.gap
-
-
-__all__ = [
-    "DATA",
-    "DIM",
-    "HEADS",
-    "LAYOUTS",
-    "MAX_GAP",
-    "MAX_ID",
-    "MAX_LENGTH",
-    "PAGE",
-    "POISONS",
-    "SLOT_BYTES",
-    "STRIDES",
-    "TAILS",
-    "Case",
-]

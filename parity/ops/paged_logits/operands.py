@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parity.ops.paged_logits.case import DIM, Case
+from parity.ops.paged_logits.case import Case
 from parity.ops.shared.operands import Stored, build_lens_and_table, names_of
 from parity.pages import placement, pools, values
-from parity.pages.pools import build_pool, cache_view
+from parity.pages.layout import DIM, find
+from parity.pages.pools import build_pool
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +48,7 @@ def build_logits(case: Case, device: str | torch.device = "cpu") -> Operands:
         plan,
         storages,
         q,
-        cache_view(pool, case.layout),
+        find(case.layout).cache_view(pool),
         weights,
         lens,
         table,
@@ -61,7 +62,7 @@ def build_logits(case: Case, device: str | torch.device = "cpu") -> Operands:
 def _build_queries(case: Case, device: torch.device, storages: dict[str, Tensor]) -> Tensor:
     requests, rows = names_of(case, device)
     shape = (case.requests, case.next_n, case.heads, DIM)
-    dtype = torch.float8_e4m3fn if case.layout == "fp8" else torch.bfloat16
+    dtype = find(case.layout).query_dtype
     step = max(1, pools.CHUNK_ELEMENTS // (case.heads * DIM))
     parts = [
         values.draw_queries(

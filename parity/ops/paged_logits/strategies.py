@@ -5,20 +5,21 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from parity.ops.paged_logits.case import DATA, HEADS, LAYOUTS, PAGE, POISONS, SLOT_BYTES, STRIDES, TAILS, Case
+from parity.ops.paged_logits.case import DATA, HEADS, STRIDES, Case
+from parity.ops.shared.case import POISONS, TAILS
 from parity.ops.shared.strategies import (
     SEEDS,
     at_least,
     check_options,
     free_strides,
     length_rows,
-    one_of,
     placement,
     rarely,
     shapes,
     subsets,
     wider,
 )
+from parity.pages.layout import PAGE, find
 
 BIG_BYTES = (1 << 32) + (1 << 29)  # a pool of this size has pages past 2^32 bytes, 2^31 bf16 elements
 
@@ -55,7 +56,7 @@ def paged_cases(
     gaps, tail -1 and NaN poison. ValueError for options out of range.
     """
     data = DATA if data is None else tuple(data)
-    one_of("layout", layout, LAYOUTS)
+    find(layout)
     check_options(("heads", heads, HEADS), ("data", data, DATA), ("tails", tails, TAILS), ("poisons", poisons, POISONS))
     strides = free_strides(strides, STRIDES)
     at_least("max_requests", max_requests, 1)
@@ -104,7 +105,7 @@ def paged_cases(
 def _big(draw: st.DrawFn, layout: str, used: int) -> dict:
     """A pool that passes 2^32 bytes, by gaps between few pages or by very many pages, whose byte offsets have more than
     24 significant bits where there is a small gap."""
-    page = PAGE * SLOT_BYTES[layout]
+    page = find(layout).page_bytes
     if draw(st.booleans()):
         return {"spare": BIG_BYTES // page, "gap": draw(st.sampled_from((0, 16, 48)))}
     spare = 5

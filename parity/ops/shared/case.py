@@ -19,13 +19,12 @@ from parity.domain.fields import (
     random_seed,
 )
 from parity.domain.notation import format_lengths, parse_lengths
+from parity.pages.layout import PAGE, POISON
+from parity.pages.placement import MAX_ID
 
-PAGE = 64  # slots per page
-DIM = 128  # elements per key
 TAILS = ("minus1", "huge", "canary")
-POISONS = ("nan", "huge", "canary")
+POISONS = tuple(POISON)
 MAX_LENGTH = 1 << 24
-MAX_ID = 1 << 20  # request and row identifiers; MAX_ID itself owns the pages that a prefix shares
 MAX_GAP = 1 << 30
 
 Lengths = tuple[tuple[int, ...], ...]
@@ -47,8 +46,8 @@ def check_lengths(name: str, lengths: Any) -> None:
 
 LENGTHS = Field(
     "the context lengths of all rows, request by request: `300`, `300x4` (four times), `p100+7` (seven causal rows, "
-    "the first at token position 100), joined by commas; `none` is an empty batch. `next_n=` says how many rows a request "
-    "has (1)",
+    "the first at token position 100), joined by commas; `none` is an empty batch. `next_n=` is the number of rows per "
+    "request (1)",
     f"0 to 2^{MAX_LENGTH.bit_length() - 1} each",
     lambda name, text: parse_lengths(text),
     lambda rows: format_lengths([length for row in rows for length in row]),

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parity.ops.shared.case import PAGE, PagedCase
+from parity.ops.shared.case import PagedCase
 from parity.pages import counter
+from parity.pages.layout import PAGE
 from parity.pages.placement import Placement, block_table, row_names
 from parity.pages.pools import Windows
 

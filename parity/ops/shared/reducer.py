@@ -8,7 +8,8 @@ from typing import Any
 
 from parity.domain.reducer import Search, descend, fewer, try_values
 from parity.ops.shared import metamorphic
-from parity.ops.shared.case import PAGE, PagedCase
+from parity.ops.shared.case import PagedCase
+from parity.pages.layout import PAGE
 from parity.pages.placement import place
 
 # Values that explain themselves, tried field by field; the first that still fails is kept.

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from parity.domain.profiles import Profile
 from parity.ops.check import Check, failed_call, verdict
-from parity.ops.shared.case import PAGE, POISONS, TAILS
+from parity.ops.shared.case import POISONS, TAILS
 from parity.ops.shared.strategies import SEEDS
+from parity.pages.layout import PAGE
 from parity.results import Status, Verdict
 from parity.run import interpreter
 from parity.run.implementation import Implementation

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from parity.domain.fields import CaseString, choice, integer, number_list, random_seed
-from parity.ops.paged_logits.case import LAYOUTS, SLOT_BYTES
-from parity.ops.shared.case import MAX_GAP, PAGE
+from parity.ops.shared.case import MAX_GAP
+from parity.pages import layout as layouts
+from parity.pages.layout import PAGE
 
 DATA = ("bell", "octaves", "zeros", "onehot", "pairs", "tiny", "large", "context")
 """`context`: pooled keys and rotary rows as of one long prompt, for recall; the rest: each token by itself."""
@@ -25,8 +26,8 @@ MAX_POSITION = (1 << 20) - 1  # the longest context, 1,048,576 tokens
 class StoreCase(CaseString):
     """One call of a store function on `ids` tokens.
 
-    Identity (decides what is stored for a token, never where): ids, data, seed, weights, positions, eps_exponent and the
-    dtypes pooled and weight. Placement: pages, place, perm, skip, gap, fill. ValueError if a field is out of range.
+    Identity (decides what is stored for a token, never where): ids, data, seed, weights, positions, eps_exponent, and
+    the dtypes pooled and weight. Placement: the other fields. ValueError if a field is out of range.
     """
 
     op: ClassVar[str] = "store"
@@ -34,7 +35,7 @@ class StoreCase(CaseString):
     ids: tuple[int, ...] = number_list(
         ..., MAX_NAME, "the names of the tokens in batch order, which decide their values", most=MAX_TOKENS
     )
-    layout: str = choice("bf16", LAYOUTS, "layout of the pages")
+    layout: str = choice("bf16", layouts.names, "layout of the pages")
     data: str = choice("bell", DATA, "data class, see below")
     seed: int = random_seed("of the values")
     pooled: str = choice("f32", DTYPES, "type of the pooled keys")
@@ -79,7 +80,7 @@ class StoreCase(CaseString):
     @property
     def page_bytes(self) -> int:
         """Bytes of a page without its gap."""
-        return PAGE * SLOT_BYTES[self.layout]
+        return layouts.find(self.layout).page_bytes
 
     @property
     def page_stride(self) -> int:

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parity.ops.paged_logits.case import PAGE, SLOT_BYTES
 from parity.ops.store import values as store_values
 from parity.ops.store.case import StoreCase
 from parity.pages import counter
-from parity.pages.pools import LAZY_BYTES, Windows, cache_view, lazy_buffer, windows_around
+from parity.pages.layout import PAGE, find
+from parity.pages.pools import LAZY_BYTES, Windows, lazy_buffer, windows_around
 from reference import rope
 from reference.config import FLASH
 
@@ -95,7 +95,7 @@ def build_store(case: StoreCase, device: str | torch.device = "cpu") -> StoreOpe
     positions = store_values.draw_positions(case, names)
     out_loc = slots_of(case, device)
     pool, windows = _build_pool(case, out_loc, device)
-    view = cache_view(_page_view(case, pool), case.layout)
+    view = find(case.layout).cache_view(_page_view(case, pool))
     before = torch.cat([pool[start:stop] for start, stop in windows]) if windows else pool.clone()
     return StoreOperands(
         case,
@@ -176,9 +176,4 @@ def named_bytes(case: StoreCase, out_loc: Tensor) -> tuple[Tensor, Tensor]:
     """Byte addresses in the pool that the stored slots own, for the m tokens with a slot, in batch order: payload int64
     [m, payload bytes] and scale int64 [m, scale bytes]."""
     slots = out_loc[out_loc >= 0]
-    payload = {"bf16": 256, "fp8": 128, "fp4": 64}[case.layout]
-    scale = SLOT_BYTES[case.layout] - payload
-    page, row = slots // PAGE * case.page_stride, slots % PAGE
-    one = torch.arange(payload, device=slots.device)
-    other = torch.arange(scale, device=slots.device)
-    return (page + row * payload)[:, None] + one, (page + PAGE * payload + row * scale)[:, None] + other
+    return find(case.layout).addresses(slots, case.page_stride)

@@ -5,8 +5,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from parity.ops.paged_logits.case import PAGE
 from parity.ops.store.case import DATA, DTYPES, PLACES, POSITIONS, WEIGHTS, StoreCase
+from parity.pages.layout import PAGE, find
 
 # Nothing, one, the borders of warps, blocks and pages, and the ragged middle.
 COUNTS = (0, 1, 2, 3, 4, 5, 15, 16, 17, 31, 33, 63, 64, 65, 127, 130)
@@ -51,7 +51,7 @@ def store_cases(
         fields: dict[str, Any] = {"gap": 0}
         if big:
             pages = max(pages, 6)  # so that no gap passes the limit of a case
-            page = PAGE * {"bf16": 256, "fp8": 132, "fp4": 68}[layout]
+            page = find(layout).page_bytes
             fields["gap"] = max(16, -(-(BIG_BYTES // (pages - 1) - page) // 16) * 16)
         elif gaps:
             fields["gap"] = draw(st.sampled_from((0, 0, 16, 48, 4096)))

@@ -17,9 +17,9 @@ from parity.numerics.selection import judge_selection
 from parity.ops.check import Check, failed_call, named, verdict
 from parity.ops.paged_logits.shapes import LONGEST, REAL_EVERY
 from parity.ops.shared import invariance, metamorphic, resources
-from parity.ops.shared.case import PAGE
 from parity.ops.topk.case import STRIDES, TopkCase
 from parity.ops.topk.strategies import topk_cases
+from parity.pages.layout import PAGE
 from parity.results import Status, Verdict
 from parity.run.implementation import Implementation
 from parity.run.runner import Outcome, Runner

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parity.ops.shared.case import PAGE
 from parity.ops.shared.operands import Stored, build_lens_and_table, names_of
 from parity.ops.topk import scores
 from parity.ops.topk.case import TopkCase
 from parity.pages import placement, pools
+from parity.pages.layout import PAGE
 from parity.pages.placement import Placement
 from parity.pages.pools import chosen_keys
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from parity.ops.shared.case import PAGE, POISONS, TAILS
+from parity.ops.shared.case import POISONS, TAILS
 from parity.ops.shared.strategies import (
     SEEDS,
     at_least,
@@ -18,6 +18,7 @@ from parity.ops.shared.strategies import (
     wider,
 )
 from parity.ops.topk.case import DATA, STRIDES, TopkCase
+from parity.pages.layout import PAGE
 
 
 def topk_cases(

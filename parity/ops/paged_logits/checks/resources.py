@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from parity.domain.profiles import Profile
 from parity.ops.check import Check, failed_call, named, verdict
 from parity.ops.paged_logits import shapes
-from parity.ops.paged_logits.case import PAGE, Case
+from parity.ops.paged_logits.case import Case
 from parity.ops.paged_logits.checks.layout import EXACT, judge_exact, judge_output
 from parity.ops.paged_logits.judge import compare_bits
 from parity.ops.shared.resources import Paged, always
 from parity.ops.shared.strategies import SEEDS
+from parity.pages.layout import PAGE
 from parity.results import Status, Verdict
 from parity.run import interpreter, memory
 from parity.run.implementation import Implementation
