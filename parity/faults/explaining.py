@@ -18,7 +18,7 @@ from parity.faults.building import CPU, contract, staged
 from parity.faults.catalogue import MODELS
 from parity.numerics.bounds import expected
 from parity.ops.fault import Fault
-from parity.ops.paged_logits.operands import build
+from parity.ops.paged_logits.operands import build_logits as build
 from parity.run.runner import poisoned_allocations
 
 FLOOR = 2.0**-16

@@ -23,7 +23,7 @@ from parity.numerics.arithmetic import named_model
 from parity.numerics.bounds import expected
 from parity.ops.paged_logits.case import Case
 from parity.ops.paged_logits.checks.selection import plain_topk
-from parity.ops.paged_logits.operands import build
+from parity.ops.paged_logits.operands import build_logits as build
 from parity.pages import counter
 
 STREAM = 61

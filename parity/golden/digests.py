@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from parity.ops.store.case import StoreCase, parse_store_case
+from parity.ops.store.case import StoreCase
+from parity.run.operation import parse_case
 
 FILE = Path(__file__).resolve().parents[1] / "store_digests.json"
 # Every data class, dtype, weight and position kind, some -1s, ragged counts, and a pool with gaps.
@@ -33,7 +34,8 @@ FIXED = tuple(
 @functools.cache
 def known_digests() -> dict[str, dict[str, str]]:
     """Case string to {built-in name: digest}."""
-    return json.loads(FILE.read_text()) if FILE.is_file() else {}
+    found = json.loads(FILE.read_text()) if FILE.is_file() else {}
+    return {str(parse_case(text)): digests for text, digests in found.items()}
 
 
 def digest_of(contents: torch.Tensor) -> str:
@@ -43,8 +45,8 @@ def digest_of(contents: torch.Tensor) -> str:
 
 def compute(device: torch.device) -> dict[str, dict[str, str]]:
     """The digests of all modes on a device."""
-    from parity.ops.store.builtin import stores
-    from parity.ops.store.call import execute_store
+    from parity.ops.store.builtin import implementations as stores
+    from parity.run.runner import execute as execute_store
     from parity.ops.store.operands import build_store
 
     found: dict[str, dict[str, str]] = {}
@@ -75,7 +77,7 @@ def main(words: list[str]) -> int:
     """Compare or record; 0 if nothing differs."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found = compute(device)
-    assert all(parse_store_case(case) for case in found)
+    assert all(parse_case(case) for case in found)
     if "--write" in words:
         FILE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
         print(f"recorded {sum(map(len, found.values()))} digests on {device}")

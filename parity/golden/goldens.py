@@ -25,7 +25,7 @@ from parity.numerics.bounds import exact_expected, expected, is_exact_data
 from parity.numerics.selection import judge_selection
 from parity.ops.paged_logits.case import PAGE, Case
 from parity.ops.paged_logits.judge import Status, Verdict, compare_bounded, compare_exact, compare_tail
-from parity.ops.paged_logits.operands import build
+from parity.ops.paged_logits.operands import build_logits as build
 from parity.run.device import triton_version
 from parity.run.implementation import Implementation
 from parity.run.operation import parse_case

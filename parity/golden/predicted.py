@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save
 from parity.numerics.arithmetic import named_model
 from parity.numerics.blocks import Expected, blocks
 from parity.numerics.headsum import HeadSum, predicted_dots, predicted_logits, recorded_order
-from parity.ops.paged_logits.operands import build
+from parity.ops.paged_logits.operands import build_logits as build
 from parity.run.operation import parse_case
 
 FOLDER = Path(__file__).resolve().parents[2] / "fixtures" / "predicted"

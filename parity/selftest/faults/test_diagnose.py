@@ -13,7 +13,7 @@ from parity.faults.building import function, staged
 from parity.faults.capture import load_capture, save_capture
 from parity.faults.catalogue import BY_ID
 from parity.faults.explaining import equals, function_of, observe, problem_of, rank
-from parity.ops.paged_logits.operands import build
+from parity.ops.paged_logits.operands import build_logits as build
 from parity.run.operation import parse_case
 from parity.run.runner import poisoned_allocations
 

@@ -19,7 +19,7 @@ from parity.golden import files as golden_files
 from parity.golden import goldens as golden
 from parity.golden.files import GoldenError
 from parity.numerics.bounds import expected
-from parity.ops.paged_logits.operands import build
+from parity.ops.paged_logits.operands import build_logits as build
 from parity.run.implementation import Implementation
 from parity.run.operation import parse_case
 
