@@ -43,7 +43,7 @@ def test_indistinguishable_models_are_listed_as_equals():
 
 def test_nothing_is_wrong_with_a_correct_result():
     problem = problem_of(parse_case(TEXT))
-    found = diagnose.diagnose(problem, observe(problem, staged("logits", "bf16")))
+    found = diagnose.diagnose(problem, observe(problem, staged("paged_logits", "bf16")))
     assert not found.explained and "that of a correct implementation" in diagnose.lines(found)[0]
 
 
@@ -58,7 +58,7 @@ def test_two_faults_at_once_are_found():
 
 def test_what_nothing_explains_is_described_by_its_pattern():
     problem = problem_of(parse_case(TEXT))
-    observed = observe(problem, staged("logits", "bf16"))
+    observed = observe(problem, staged("paged_logits", "bf16"))
     for out in observed:
         out[:, 3::16] += 1000.0
     found = diagnose.diagnose(problem, observed)
@@ -101,7 +101,7 @@ def test_a_function_of_ones_own_is_diagnosed(tmp_path, capsys):
     words = ["diagnose", "--impl", f"{file}:logits", "--layout", "bf16", "--case", TEXT, "--json", str(out)]
     assert cli.main(words) == 0
     said = capsys.readouterr().out
-    assert "first bad stage: head-weight" in said and "weight-row-0" in said and "prime-rl#3504" in said
+    assert "first bad step: head-weight" in said and "weight-row-0" in said and "prime-rl#3504" in said
     report = json.loads(out.read_text())
     assert report["best"][0]["faults"] == ["weight-row-0"] and report["separating_case"].startswith("v1 ")
 
