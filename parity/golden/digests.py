@@ -46,8 +46,8 @@ def digest_of(contents: torch.Tensor) -> str:
 def compute(device: torch.device) -> dict[str, dict[str, str]]:
     """The digests of all modes on a device."""
     from parity.ops.store.builtin import implementations as stores
-    from parity.run.runner import execute as execute_store
     from parity.ops.store.operands import build_store
+    from parity.run.runner import execute as execute_store
 
     found: dict[str, dict[str, str]] = {}
     for impl in stores(device).values():

@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from parity.ops.paged_logits.case import LAYOUTS, Case
+from parity.ops.paged_logits.case import Case
 from parity.ops.paged_logits.operands import Operands
 from parity.ops.paged_logits.strategies import paged_cases
 from reference.pages import byte_pages, read_keys

@@ -170,8 +170,8 @@ CHECKS = [
 def record(device: torch.device) -> dict[str, Any]:
     """Recall and regret of every mode of our store at every length, and floors from them."""
     from parity.ops.store.builtin import implementations as stores
-    from parity.run.runner import execute as execute_store
     from parity.ops.store.operands import build_store
+    from parity.run.runner import execute as execute_store
 
     found: dict[str, dict[str, dict[str, float]]] = {}
     for name, impl in stores(device).items():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from parity.ops.paged_logits import operands as building
 from parity.ops.paged_logits.case import LAYOUTS, POISONS, Case
 from parity.ops.paged_logits.operands import build, build_logits, build_topk
-from parity.ops.paged_logits.strategies import topk_cases
+from parity.ops.topk.strategies import topk_cases
 from parity.pages import values
 from parity.pages.placement import HUGE_PAGE, SHARED, locate, place, readable_slots
 from parity.pages.pools import POISON_BYTE

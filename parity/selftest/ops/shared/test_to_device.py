@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from parity.ops.paged_logits.case import STRIDES
 from parity.ops.paged_logits.operands import build, moved
-from parity.ops.paged_logits.strategies import paged_cases, topk_cases
+from parity.ops.paged_logits.strategies import paged_cases
 from parity.ops.store.strategies import store_cases
+from parity.ops.topk.strategies import topk_cases
 from parity.run.operation import parse_case
 from parity.run.runner import light
 
