@@ -7,13 +7,15 @@ arithmetic keeps, so no rounding happens but at the contract's own rounding poin
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parity.domain.contract import Contract
 from parity.numerics.arithmetic import digits, largest, smallest_normal_exponent
 from parity.numerics.blocks import Block, Expected, blocks
+
+if TYPE_CHECKING:
+    from parity.domain.contract import Contract
 
 CHUNK_BYTES = 256 << 20
 NO_QUANTUM = 1 << 14

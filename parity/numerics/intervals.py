@@ -6,14 +6,20 @@ roundings at most reach the normed value through the mean (127 of them halved by
 the seven butterflies, the last factor and the float64 evaluation.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from parity.domain.contract import Contract
 from parity.numerics import published
 from parity.pages.intervals import Allowed
 from parity.pages.layout import find
 from reference import exact
+
+if TYPE_CHECKING:
+    from parity.domain.contract import Contract
 
 U = 2.0**-24
 LARGEST = 2.0**60  # rows beyond it are not judged: their squares leave float32
