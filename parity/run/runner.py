@@ -28,10 +28,10 @@ class Outcome:
     defect       the call broke the calling convention: shape, dtype or device of the result, inputs written, a wild
                  address
     unsupported  the call cannot be made here, with the reason
-    route        which of our own paths ran (built-ins alone)
+    route        which of our own paths ran (built-ins only)
     peak_bytes   bytes allocated beyond inputs, result included (only when measured); `peak_note` names the largest
     launches     interpreted Triton launches seen; `excess` a grid that no CUDA device accepts
-    variants     keys of what triton compiled during the call (native compilation alone)
+    variants     keys of what triton compiled during the call (native compilation only)
     differing    (run, output) of the first of the repeats that differs from the first run in any bit
     """
 

@@ -1,7 +1,7 @@
 """Level semantics: does a store keep what DeepSeek's reference selects? Recall and regret against recorded floors.
 
 From the same pooled keys the reference stores its fp4-grid keys and the store under judgement its own. The reference's
-queries (64 heads, the rows after a prompt's last token) score both, exactly in float64, so that the store alone makes
+queries (64 heads, the rows after a prompt's last token) score both, exactly in float64, so that only the store makes
 the difference; top-k of both are compared. A floor belongs to a contract and a context length: the recorded mean over
 seeds minus six standard deviations between seeds and `ALLOWANCE`.
 
