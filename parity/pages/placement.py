@@ -17,6 +17,7 @@ HUGE_PAGE = 0x7FFFFF00  # far outside every pool, yet its byte offset fits in 64
 class Paged(Protocol):
     """What the placement of a case follows from; `parity.ops.paged_logits.case.Case` says what each means."""
 
+    def __hash__(self) -> int: ...
     @property
     def lengths(self) -> tuple[tuple[int, ...], ...]: ...
     @property

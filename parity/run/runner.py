@@ -16,6 +16,7 @@ import torch
 
 from parity.ops.paged_logits import case as cases
 from parity.ops.paged_logits import operands as building
+from parity.pages.layout import DIM, PAGE
 from parity.run import interpreter, memory
 from parity.run.registry import Implementation, resolve_name
 
@@ -115,7 +116,7 @@ def arguments(impl: Implementation, operands: Any) -> dict[str, Any]:
         processors = 1
         if operands.context_lens.is_cuda:
             processors = torch.cuda.get_device_properties(operands.context_lens.device).multi_processor_count
-        named["schedule_meta"] = resolve_name(builder)(operands.context_lens, cases.PAGE, processors)
+        named["schedule_meta"] = resolve_name(builder)(operands.context_lens, PAGE, processors)
     # Every second case: both ways of returning have to work.
     if "out" in impl.parameters and impl.stage == "logits" and operands.case.seed % 2:
         shape = (operands.case.rows, operands.max_context_len)
@@ -248,9 +249,9 @@ def light(case: Any) -> bool:
         return len(case.ids) <= LIGHT_TOKENS and case.pages * case.page_stride <= LIGHT_BYTES
     if case.stage != "logits":
         return False
-    pages = case.spare + sum(-(-max(request, default=0) // cases.PAGE) for request in case.lengths)
+    pages = case.spare + sum(-(-max(request, default=0) // PAGE) for request in case.lengths)
     return (
-        case.rows * case.heads * (case.longest + cases.PAGE) * cases.DIM <= LIGHT_PRODUCTS
+        case.rows * case.heads * (case.longest + PAGE) * DIM <= LIGHT_PRODUCTS
         and pages * case.page_stride <= LIGHT_BYTES
     )
 

@@ -13,6 +13,7 @@ from parity.ops.paged_logits.faults import staged as staged_logits
 from parity.ops.paged_logits.judge import compare_exact
 from parity.ops.paged_logits.operands import build, build_logits, build_topk
 from parity.ops.topk.faults import staged as staged_topk
+from parity.pages.layout import find
 from parity.run.runner import poisoned_allocations
 
 REPORT = re.compile(r"[\w.-]+/[\w.-]+#\d+(, [\w.-]+/[\w.-]+#\d+)*")
@@ -85,9 +86,9 @@ def test_the_staged_topk_is_that_of_sorting():
 
 
 def test_memory_outside_of_pool_and_table_reads_some_other_place():
-    operands = build_logits(parse_case("v1 lens=65 heads=8"))
+    o = build_logits(parse_case("v1 lens=65 heads=8"))
     call = staged_logits.Call(
-        "bf16", operands.q, operands.kv_cache, operands.weights, operands.context_lens, operands.block_table, 65, True
+        find("bf16"), o.q, o.kv_cache, o.weights, o.context_lens, o.block_table, o.max_context_len, o.clean_logits
     )
     far = torch.tensor([1 << 40, -5])
     assert call.load(far).shape == far.shape

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from parity.ops.fault import collector
 from parity.ops.paged_logits.faults import staged as ok
-from parity.ops.paged_logits.faults.staged import PAGE, PAYLOAD_WORDS, Call
+from parity.ops.paged_logits.faults.staged import PAGE, Call
 
 MODELS, add = collector("logits")
 
@@ -230,7 +230,7 @@ add(
     "gather",
     "rows",
     "pages are taken to follow each other without gaps",
-    address=lambda c, page: page * PAGE * (PAYLOAD_WORDS[c.layout] + (c.layout == "fp8")),
+    address=lambda c, page: page * (c.layout.page_bytes // 4),
 )
 add(
     "rows-of-132-bytes",

@@ -11,7 +11,8 @@ from parity.ops.fault import Function, collector
 from parity.ops.store.faults import staged as ok
 from parity.ops.store.faults.chain import rounded
 from parity.ops.store.faults.quantise import FP8
-from parity.ops.store.faults.staged import PAGE, PAYLOAD, Call
+from parity.ops.store.faults.staged import Call
+from parity.pages.layout import PAGE
 
 MODELS, add = collector("store")
 
@@ -59,7 +60,7 @@ add(
     "bytes",
     "the scale plane is written in front of the payload",
     payload_place=lambda c, slot: ok.payload_place(c, slot) + PAGE * 4,
-    scale_place=lambda c, slot: ok.scale_place(c, slot) - PAGE * PAYLOAD[c.layout],
+    scale_place=lambda c, slot: ok.scale_place(c, slot) - PAGE * c.layout.payload,
     **FP8,
 )
 add(
@@ -190,7 +191,7 @@ add(
 
 def _tiled(c: Call, slot: Tensor, payload: Tensor, scales: Tensor, places: tuple[Tensor, Tensor]) -> None:
     row = slot % PAGE
-    base = places[0] - row * PAYLOAD[c.layout] + row // 16 * 16 * PAYLOAD[c.layout] + row % 16 * 16
+    base = places[0] - row * c.layout.payload + row // 16 * 16 * c.layout.payload + row % 16 * 16
     for tile in range(8):
         c.put(base + tile * 256, payload[:, tile * 16 : tile * 16 + 16])
     c.put(places[1], scales)
@@ -203,7 +204,7 @@ def _overrun(c: Call, slot: Tensor, payload: Tensor, scales: Tensor, places: tup
 
 def _cleared(c: Call, slot: Tensor, payload: Tensor, scales: Tensor, places: tuple[Tensor, Tensor]) -> None:
     if len(slot):
-        c.put(slot[:1] // PAGE * c.stride, torch.zeros((1, PAGE * PAYLOAD[c.layout]), dtype=torch.uint8))
+        c.put(slot[:1] // PAGE * c.stride, torch.zeros((1, PAGE * c.layout.payload), dtype=torch.uint8))
     ok.write(c, slot, payload, scales, places)
 
 

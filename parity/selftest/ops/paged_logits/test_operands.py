@@ -6,16 +6,18 @@ import torch
 from hypothesis import given, settings
 
 from parity.ops.paged_logits import operands as building
-from parity.ops.paged_logits.case import LAYOUTS, POISONS, Case, parse_case
+from parity.ops.paged_logits.case import POISONS, Case, parse_case
 from parity.ops.paged_logits.operands import build, build_logits, build_topk
 from parity.ops.paged_logits.strategies import topk_cases
 from parity.pages import values
-from parity.pages.placement import HUGE_PAGE, SHARED, locate, place, readable_slots
-from parity.pages.pools import POISON_BYTE
+from parity.pages.keys import Keys
+from parity.pages.layout import POISON, find, names
+from parity.pages.placement import HUGE_PAGE, SHARED, place
+from parity.results import coordinates
 from parity.selftest.case_reading import any_paged_case, bits, read_row, same_row, slot_bytes_of, slots_of
 
 
-def _expected_row(case: Case, row: int) -> building.values.Keys:
+def _expected_row(case: Case, row: int) -> Keys:
     """Keys of a row, drawn page by page from the documented coordinates, with none of the placement code."""
     request, inner = divmod(row, case.next_n)
     name = request if case.request_ids is None else case.request_ids[request]
@@ -28,8 +30,8 @@ def _expected_row(case: Case, row: int) -> building.values.Keys:
         payload.append(keys.payload[0])
         scales.append(keys.scales[0] if keys.scales is not None else None)
     if not payload:
-        return values.Keys(torch.zeros(0), None)
-    return values.Keys(
+        return Keys(torch.zeros(0), None)
+    return Keys(
         torch.cat(payload)[:length],
         torch.cat([s for s in scales if s is not None])[:length] if scales[0] is not None else None,
     )
@@ -58,7 +60,6 @@ def test_everything_unreadable_is_poison(case):
     built = build_logits(case)
     plan = place(case)
     readable = {slot for row in range(case.rows) for slot in slots_of(built, row).tolist()}
-    assert sorted(readable) == readable_slots(case).tolist()
     hidden = sorted(set(range(plan.pool_pages * 64)) - readable)
     slots = slot_bytes_of(built)
     if case.tail == "canary":
@@ -66,9 +67,12 @@ def test_everything_unreadable_is_poison(case):
     if case.poison == "canary":
         keys = slots[hidden] if hidden else slots[:0]
         assert len(keys.unique(dim=0)) == len(keys)  # valid-looking keys, each its own
-    elif not (case.layout == "fp4" and case.poison == "huge"):
-        assert bool((slots[hidden] == POISON_BYTE[case.poison]).all())
-    assert bool((built.pool[:, case.page_bytes :] == POISON_BYTE[case.poison]).all())
+    else:
+        layout = find(case.layout)
+        assert bool((slots[hidden, : layout.payload] == POISON[case.poison]).all())
+        scales = layout.poison_scale.get(case.poison, POISON[case.poison])
+        assert bool((slots[hidden, layout.payload :] == scales).all())
+    assert bool((built.pool[:, case.page_bytes :] == POISON[case.poison]).all())
     tail = {"minus1": -1, "huge": HUGE_PAGE, "canary": plan.canary_page}[case.tail]
     for request, row in enumerate(built.block_table.tolist()):
         needed = -(-max(case.lengths[request]) // 64)
@@ -77,7 +81,7 @@ def test_everything_unreadable_is_poison(case):
         assert plan.canary_page not in row[:needed]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", names())
 def test_poison_of_each_kind_shows(layout):
     """NaN poison reads as NaN, huge poison is finite and beyond any drawn value, canaries are finite and larger."""
     from reference.pages import read_keys
@@ -181,7 +185,7 @@ def test_pools_past_two_gigabytes_are_mapped_lazily(text, layout):
             assert built.changed(before) == ("pool",)
             built.pool.view(-1)[at] ^= 1
     unread = page * case.page_stride + case.page_bytes
-    assert int(built.pool.view(-1)[unread]) == POISON_BYTE["nan"]
+    assert int(built.pool.view(-1)[unread]) == POISON["nan"]
 
 
 def test_chunked_drawing_equals_drawing_at_once(monkeypatch):
@@ -196,7 +200,7 @@ def test_chunked_drawing_equals_drawing_at_once(monkeypatch):
 
 
 def test_dropped_heads_and_keys_are_zero_and_the_rest_is_kept():
-    for layout in LAYOUTS:
+    for layout in names():
         whole = build_logits(Case(lengths=((130,),), layout=layout, data="nonfinite", heads=8))
         few = build_logits(
             Case(lengths=((130,),), layout=layout, data="nonfinite", heads=8, only_heads=(3,), only_keys=(5, 100))
@@ -207,8 +211,7 @@ def test_dropped_heads_and_keys_are_zero_and_the_rest_is_kept():
         kept = torch.zeros(130, dtype=torch.bool)
         kept[[5, 100]] = True
         assert torch.equal(a[kept], b[kept])
-        payload = {"bf16": 256, "fp8": 128, "fp4": 64}[layout]
-        assert bool((b[~kept, :payload] == 0).all())
+        assert bool((b[~kept, : find(layout).payload] == 0).all())
 
 
 def test_coordinates_agree_with_the_table():
@@ -216,13 +219,9 @@ def test_coordinates_agree_with_the_table():
     built = build_logits(case)
     for row in range(case.rows):
         for key, slot in enumerate(slots_of(built, row).tolist()):
-            found = locate(case, row, key)
-            assert found.slot == slot == found.physical_page * 64 + found.offset
-            assert (found.request, found.row) == divmod(row, 2) and found.key == found.page * 64 + found.offset
-    with pytest.raises(ValueError, match="row must be from 0 to 3"):
-        locate(case, 4, 0)
-    with pytest.raises(ValueError, match="key must be below the context length 70"):
-        locate(case, 2, 70)
+            found = coordinates(row, key, built.context_lens, built.block_table)
+            assert found["slot"] == slot == found["physical_page"] * 64 + key % 64
+            assert (found["request"], found["draft"]) == divmod(row, 2) and found["logical_page"] == key // 64
 
 
 def test_wrong_stage_is_refused():

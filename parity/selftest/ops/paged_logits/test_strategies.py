@@ -4,8 +4,9 @@ import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from parity.ops.paged_logits.case import LAYOUTS, POISONS, TAILS
+from parity.ops.paged_logits.case import POISONS, TAILS
 from parity.ops.paged_logits.strategies import paged_cases, topk_cases
+from parity.pages.layout import names
 
 FIND = settings(max_examples=3000, database=None, deadline=None)
 ANY = settings(FIND, phases=(Phase.generate,))  # that it exists is enough, it need not be small
@@ -14,7 +15,7 @@ ANY = settings(FIND, phases=(Phase.generate,))  # that it exists is enough, it n
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_limits_are_kept(data):
-    layout = data.draw(st.sampled_from(LAYOUTS))
+    layout = data.draw(st.sampled_from(names()))
     case = data.draw(
         paged_cases(
             layout=layout,
