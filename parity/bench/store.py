@@ -18,7 +18,7 @@ import torch
 
 from impl import fused_store
 from impl.store_modes import Mode
-from parity.ops.paged_logits.case import SLOT_BYTES
+from parity.pages.layout import find
 from parity.run.device import provenance
 
 BARS = {"copy": 1.25, "launch_us": 1.5}
@@ -65,10 +65,6 @@ def inputs(mode: Mode, tokens: int, dtype: torch.dtype, seed: int) -> dict[str, 
     order = torch.randperm(pages, generator=generator, device=device)
     places = torch.arange(tokens, device=device)
     slots = order[places // 64] * 64 + places % 64
-    if mode.layout == "bf16":
-        pool = torch.zeros(pages, 64, 1, 128, dtype=torch.bfloat16, device=device)
-    else:
-        pool = torch.zeros(pages, 64, 1, SLOT_BYTES[mode.layout], dtype=torch.uint8, device=device)
     return {
         "pooled": torch.randn(tokens, 128, generator=generator, device=device).to(dtype),
         "norm_weight": torch.rand(128, generator=generator, device=device) + 0.5,
@@ -76,13 +72,13 @@ def inputs(mode: Mode, tokens: int, dtype: torch.dtype, seed: int) -> dict[str, 
         "positions": (torch.arange(tokens, dtype=torch.int32, device=device) * 4),
         "rope_table": torch.rand(tokens * 4, 64, generator=generator, device=device),
         "out_loc": slots,
-        "kv_cache": pool,
+        "kv_cache": find(mode.layout).empty_cache(pages, device),
     }
 
 
 def moved_bytes(mode: Mode, tokens: int, dtype: torch.dtype) -> int:
     """Bytes that a call must read and write: keys, position, slot, one rotary row, and the stored slot."""
-    return tokens * (128 * dtype.itemsize + 4 + 8 + 256 + SLOT_BYTES[mode.layout])
+    return tokens * (128 * dtype.itemsize + 4 + 8 + 256 + find(mode.layout).slot_bytes)
 
 
 class Timed:

@@ -58,12 +58,12 @@ def kernel_rows(
     # Named before anything is compiled: a source that changes meanwhile must not own these results.
     file = cache_file() if use_cache and wanted else None
     known = _load_cache(file)
-    missing = [(arch, config) for arch, config in wanted if _key(arch, config) not in known]
-    fresh = _compile_in_children([item for item in missing if not quick or item[0] == QUICK], timeout)
+    missing = [(arch, config) for arch, config in wanted if key_of(arch, config) not in known]
+    fresh = compile_in_children([item for item in missing if not quick or item[0] == QUICK], timeout)
     if file and fresh:
         cache.write(file, json.dumps(known | fresh, indent=1).encode())
     for arch, config in wanted:
-        key = _key(arch, config)
+        key = key_of(arch, config)
         found = (known | fresh).get(key) or about(arch, config, "not run", UNKNOWN)
         rows.append(found | {"compiler": compiler(), "cached": key in known})
     _compare_orders(rows)
@@ -99,7 +99,7 @@ def _compare_orders(rows: list[Row]) -> None:
             item |= {"status": "failed", "reason": f"adds heads in another order than {first}"}
 
 
-def _compile_in_children(wanted: Sequence[tuple[int, configs.Config]], timeout: float) -> dict[str, Row]:
+def compile_in_children(wanted: Sequence[tuple[int, configs.Config]], timeout: float) -> dict[str, Row]:
     """Rows by key, compiled by as many processes as there are cores, two at most."""
     jobs = min(2, os.cpu_count() or 1, len(wanted))
     rows: dict[str, Row] = {}
@@ -128,13 +128,13 @@ def _compile_one_by_one(wanted: Sequence[tuple[int, configs.Config]], timeout: f
             ended = f"no result within {timeout:g} s"
             output, errors = (_text(stream) for stream in (expired.stdout, expired.stderr))
         found = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-        rows |= {_key(arch, config): row for (arch, config), row in zip(rest, found, strict=False)}
+        rows |= {key_of(arch, config): row for (arch, config), row in zip(rest, found, strict=False)}
         rest = rest[len(found) :]
         if rest:
             arch, config = rest.pop(0)
             last = (errors.strip().splitlines() or ["no message"])[-1]
             reason = f"the compiler process died ({ended}): {last}"
-            rows[_key(arch, config)] = about(arch, config, "failed", reason)
+            rows[key_of(arch, config)] = about(arch, config, "failed", reason)
     return rows
 
 
@@ -142,7 +142,8 @@ def _text(stream: str | bytes | None) -> str:
     return stream.decode(errors="replace") if isinstance(stream, bytes) else stream or ""
 
 
-def _key(arch: int, config: configs.Config) -> str:
+def key_of(arch: int, config: configs.Config) -> str:
+    """What a result is kept under."""
     return f"sm_{arch} {config!r}"
 
 

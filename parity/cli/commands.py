@@ -15,10 +15,12 @@ import torch
 
 from parity.command import FAILED, PASSED, CommandError, blame, say, write_json
 from parity.gate import summary
-from parity.ops.paged_logits.case import DATA, Case, parse_case
+from parity.ops.paged_logits.case import DATA, Case
 from parity.run import device as devices
 from parity.run import interpreter
-from parity.run.registry import Implementation, builtin, load
+from parity.run.implementation import Implementation
+from parity.run.operation import parse_case
+from parity.run.registry import builtin, load
 
 
 def device_of(options: argparse.Namespace) -> torch.device:

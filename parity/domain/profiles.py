@@ -55,7 +55,7 @@ class Profile:
         return DirectoryBasedExampleDatabase(str(DATABASE)) if self.database else None
 
     def source(self, *names: str) -> random.Random:
-        """The source of randomness of one check's search: a function of the seed and of its names alone."""
+        """The source of randomness of one check's search: a function of nothing but the seed and its names."""
         digest = hashlib.sha256("/".join([str(self.seed), *names]).encode()).digest()
         return random.Random(int.from_bytes(digest[:8], "big"))
 

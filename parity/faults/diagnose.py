@@ -1,6 +1,6 @@
 """`parity diagnose`: which fault explains a failing function, a failing case, or a captured call.
 
-What is observed is asked once, then every model of the pipeline is evaluated on the same inputs, pairs of the best ones
+The function is observed once, then every model of its operation is evaluated on the same inputs, pairs of the best ones
 too; what no model explains is described by what its wrong cells have in common.
 """
 
@@ -30,6 +30,7 @@ from parity.faults.explaining import (
     rank_pairs,
     warm_case,
 )
+from parity.ops.fault import OPS
 
 SHOWN, PAIRED = 5, 20
 PROBES = 12  # further cases that --impl is asked on, to tell equals apart
@@ -113,7 +114,7 @@ def of_capture(path: str) -> Diagnosis:
         named = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in capture.named.items()}
         return SimpleNamespace(**named, kwargs=lambda: named)
 
-    problem = Problem(capture.stage, capture.layout, fresh, runs=1)
+    problem = Problem(OPS[capture.stage], capture.layout, fresh, runs=1)
     return diagnose(problem, [capture.output])
 
 
@@ -136,7 +137,7 @@ def _captured_store(capture: Any) -> Any:
 def of_implementation(options: argparse.Namespace) -> Diagnosis:
     """The diagnosis of a function on a case: the one given, or the first on which the suite's checks reject it."""
     from parity.cli.commands import device_of, implementation
-    from parity.ops.paged_logits.case import parse_case
+    from parity.run.operation import parse_case
     from parity.run.worker import opened
 
     case = None
@@ -165,8 +166,8 @@ def failing_case(runner: Any) -> Any:
     """A case that the suite rejects, as it was drawn: an unshrunk one tells more faults apart."""
     from parity.domain.profiles import profile
     from parity.faults.score import ordered
-    from parity.ops.paged_logits.case import parse_case
     from parity.results import Status
+    from parity.run.operation import parse_case
     from parity.suite.search import run_check
 
     quick = replace(profile("ci"), shrink_seconds=0.01, reduce_calls=1)
@@ -256,7 +257,7 @@ def diagnose(problem: Problem, observed: list[Any]) -> Diagnosis:
 
 def describe(problem: Problem, ruler: Ruler, observed: list[Any]) -> list[str]:
     """Sentences on what the wrong cells have in common."""
-    if problem.pipeline != "logits" or observed[0] is None:
+    if problem.op != "paged_logits" or observed[0] is None:
         return ["the call gave no result"] if observed[0] is None else []
     right = observe(replace(problem, warm=None, runs=1), function_of(problem, []))[0]
     bad = torch.zeros_like(ruler.judged)
@@ -308,7 +309,7 @@ def as_json(found: Diagnosis) -> Row:
     def row(each: Explanation) -> Row:
         return {
             "faults": [fault.id for fault in each.faults],
-            "stage": each.faults[0].stage,
+            "step": each.faults[0].step,
             "sentence": " and ".join(fault.sentence for fault in each.faults),
             "reports": [fault.report for fault in each.faults if fault.report],
             "wrong": each.distance.wrong,
@@ -320,7 +321,7 @@ def as_json(found: Diagnosis) -> Row:
         "kind": "indexer-parity/diagnosis",
         "format": 1,
         "explained": found.explained,
-        "first_bad_stage": found.best[0].faults[0].stage if found.explained else None,
+        "first_bad_step": found.best[0].faults[0].step if found.explained else None,
         "best": [row(each) for each in found.best],
         "ranked": [row(each) for each in found.ranked[:PAIRED]],
         "pairs": [row(each) for each in found.pairs[:SHOWN]],
@@ -339,7 +340,7 @@ def lines(found: Diagnosis) -> list[str]:
     if best.faults == (CORRECT,) and best.explains:
         said.append("on this input the result is that of a correct implementation")
     elif found.explained:
-        said.append(f"first bad stage: {best.faults[0].stage}")
+        said.append(f"first bad step: {best.faults[0].step}")
         equal = len(found.best) > 1
         said.append("explained by, indistinguishable here:" if equal else "explained by:")
         said += [_line(each) for each in found.best[:SHOWN]]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.command import read_json, say
+from parity.ops.fault import STAGES
 
 LEVEL = "faults"
 Row = dict[str, Any]
@@ -43,7 +44,7 @@ def as_row(row: Mapping[str, Any]) -> Row:
     message = "" if killed else f"the fault model {row['id']} {row['outcome']}: {row['sentence']}"
     return {
         "implementation": "suite",
-        "stage": row["pipeline"],
+        "stage": STAGES[row["op"]],
         "layout": None,
         "level": LEVEL,
         "check": row["kind"],

@@ -11,12 +11,12 @@ from parity.ops.fault import Fault
 def score_compile(fault: Fault) -> dict[str, Any]:
     """The row of a model that gives a launch configuration: `parity compile`'s verdict on it, for its architecture."""
     from impl.configs import Config
-    from parity.build import compile as compiling
+    from parity.build import compile_kernels
     from parity.faults.score import described
 
     started = time.monotonic()
     arch, config = int(fault.extra["arch"]), Config(*fault.extra["compile"])
-    (row,) = compiling._compile_in_children([(arch, config)], 300.0).values()
+    (row,) = compile_kernels.compile_in_children([(arch, config)], 300.0).values()
     kills, crashes = [], []
     if row["status"] == "failed" and row.get("shared", 0) > row.get("shared_limit", 0) > 0:
         case = f"sm_{arch} {config}"

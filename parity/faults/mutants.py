@@ -175,6 +175,6 @@ def show_catalogue(options: argparse.Namespace) -> int:
     for fault in MODELS:
         report = f" ({fault.report})" if fault.report else ""
         mark = " [equivalent]" if fault.equivalent else ""
-        print(f"{fault.id:<32}{fault.pipeline:<11}{fault.kind:<11}{fault.half}  {fault.sentence}{report}{mark}")
+        print(f"{fault.id:<32}{fault.op:<13}{fault.kind:<11}{fault.half}  {fault.sentence}{report}{mark}")
     print(f"\n{len(MODELS)} models")
     return PASSED

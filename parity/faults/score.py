@@ -14,7 +14,7 @@ from parity.faults.catalogue import BY_ID
 from parity.ops.check import Check, all_checks
 from parity.ops.fault import Fault
 from parity.results import Status, Verdict
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
 from parity.run.runner import InProcess
 from parity.suite.search import Finding, run_check
 
@@ -22,8 +22,8 @@ Row = dict[str, Any]
 
 PUBLISHED = {"schedule": "published"}
 CORRECT: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "correct-logits-bf16": ("logits", "bf16", {}),
-    "correct-logits-fp8": ("logits", "fp8", {}),
+    "correct-logits-bf16": ("paged_logits", "bf16", {}),
+    "correct-logits-fp8": ("paged_logits", "fp8", {}),
     "correct-topk": ("topk", "bf16", {}),
     "correct-compressor": ("compressor", "bf16", {}),
     "correct-store-bf16": ("store", "bf16", {}),
@@ -35,7 +35,7 @@ CORRECT: dict[str, tuple[str, str, dict[str, Any]]] = {
     "correct-store-fp8-pow2-published": ("store", "fp8", PUBLISHED | {"scale": "pow2"}),
     "correct-store-fp4-published": ("store", "fp4", PUBLISHED),
 }
-"""Correct implementations that stand beside the models: pipeline, layout, and what a store's contract adds."""
+"""Correct implementations that stand beside the models: operation, layout, and what a store's contract adds."""
 
 LATE = ("resources/memory", "resources/many_rows", "selection/end_to_end")
 """Checks that cost seconds a model; they are asked when nothing else has rejected it."""
@@ -123,9 +123,9 @@ def described(id: str, fault: Fault | None, kills: list[Row], crashes: list[str]
         outcome = "rejected" if kills or crashes else "accepted"
     return {
         "id": id,
-        "stage": fault.stage if fault else None,
+        "step": fault.step if fault else None,
         "kind": fault.kind if fault else None,
-        "pipeline": fault.pipeline if fault else CORRECT[id][0],
+        "op": fault.op if fault else CORRECT[id][0],
         "layout": fault.layout if fault else CORRECT[id][1],
         "half": fault.half if fault else None,
         "sentence": fault.sentence if fault else "a correct implementation",

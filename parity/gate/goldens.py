@@ -16,25 +16,19 @@ from typing import Any
 
 import torch
 
-from parity.build import compile as compiled
+from parity.build.compile import TRUTH as COMPILED
 from parity.command import CommandError
 from parity.gate.summary import REFERENCE
 from parity.golden import changes, goldens, stored
 from parity.golden.changes import bits
 from parity.golden.goldens import Golden
 from parity.golden.stored import MANIFEST, StoredError, Truth
-from parity.ops.paged_logits import golden as paged_logits
-from parity.ops.paged_logits import predicted
-from parity.ops.paged_logits.case import parse_case
-from parity.ops.paged_logits.operands import build
-from parity.ops.store import digests, floors
-from parity.ops.topk import golden as topk
 from parity.results import Status
 from parity.run.device import triton_version
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
+from parity.run.operation import all_operations, find, parse_case
 from parity.run.worker import opened
 
-HOOKS = {"logits": paged_logits.GOLDEN, "topk": topk.GOLDEN}
 SOURCES = ("parity/pages", "parity/domain", "parity/numerics", "parity/ops", "reference")
 KNOBS = ("TRITON_INTERPRET", "TRITON_DEFAULT_FP_FUSION", "OMP_NUM_THREADS")
 CPU = torch.device("cpu")
@@ -42,30 +36,27 @@ CPU = torch.device("cpu")
 
 def hook_of(case: Any) -> Golden:
     """What the operation of a case says about its goldens; ValueError where it has none."""
-    if case.stage not in HOOKS:
-        raise ValueError(f"the operation {case.stage} has no goldens")
-    return HOOKS[case.stage]
+    found = find(case.op).hook("golden")
+    if found is None:
+        raise ValueError(f"the operation {case.op} has no goldens")
+    return found
 
 
 def suits(target: Implementation, case: Any) -> bool:
     """Whether a golden of this case is one for the implementation."""
-    return target.stage == case.stage and (case.stage == "topk" or target.layout == case.layout)
+    return target.op == case.op and (not target.operation.layouts or target.layout == case.layout)
 
 
 def cases() -> dict[str, str]:
     """The case string of every golden there should be, by name."""
-    return {name: case for hook in HOOKS.values() for name, case in hook.cases.items()}
+    hooks = filter(None, (operation.hook("golden") for operation in all_operations()))
+    return {name: case for hook in hooks for name, case in hook.cases.items()}
 
 
 def truths() -> dict[str, Truth]:
     """Every kind of stored truth that this software can make anew, by name."""
-    found = (
-        Truth("golden", "golden", lambda folder: make()),
-        predicted.TRUTH,
-        digests.TRUTH,
-        floors.TRUTH,
-        compiled.TRUTH,
-    )
+    of_operations = [truth for operation in all_operations() for truth in operation.hook("truths") or ()]
+    found = (Truth("golden", "golden", lambda folder: make()), *of_operations, COMPILED)
     return {truth.name: truth for truth in found}
 
 
@@ -144,7 +135,7 @@ def rebuilt(case: Any, stored: Mapping[str, torch.Tensor]) -> str | None:
     """How the tensors that the case gives today differ from the stored ones, or None."""
     hook = hook_of(case)
     try:
-        operands = build(case, CPU)
+        operands = find(case.op).build(case, CPU)
         fresh = hook.tensors(case, operands)
     except ValueError as error:
         return f"the case cannot be built any more: {error}"
@@ -179,7 +170,7 @@ def judged(
     name: str, case: Any, stored: Mapping[str, torch.Tensor], target: Implementation, device: torch.device
 ) -> dict[str, Any]:
     """One implementation against one golden: within its own contract's bound of the stored exact result."""
-    more: dict[str, Any] = {"case": str(case), "stage": case.stage, "layout": target.layout}
+    more: dict[str, Any] = {"case": str(case), "op": case.op, "layout": target.layout}
     more["repro"] = f"parity golden verify {name} {' '.join(target.arguments)}"
     if target.absent:
         return row(target.name, name, Status.NOT_RUN, target.absent, **more)
@@ -203,7 +194,8 @@ def make(texts: Mapping[str, str] | None = None) -> Iterator[tuple[str, bytes]]:
     for name, text in (cases() if texts is None else texts).items():
         case = parse_case(text)
         file = f"{name}.safetensors"
-        content = goldens.encode(hook_of(case).tensors(case, build(case, CPU)), {"case": text})
+        tensors = hook_of(case).tensors(case, find(case.op).build(case, CPU))
+        content = goldens.encode(tensors, {"case": text})
         entries[name] = {"file": file, **goldens.digest(content), "case": text, **made}
         yield file, content
     yield MANIFEST, goldens.manifest_text(entries)

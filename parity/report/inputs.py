@@ -27,13 +27,17 @@ NAMES = {
 class Inputs:
     """All files by kind: one gate report at most, any number of the others."""
 
-    gate: Report | None = None
-    others: dict[str, list[Report]] = field(default_factory=dict)
+    reports: dict[str, list[Report]] = field(default_factory=lambda: {"gate": []})
     sources: list[tuple[str, str]] = field(default_factory=list)  # (file name, kind)
+
+    @property
+    def gate(self) -> Report | None:
+        """The gate report, if one was given."""
+        return next(iter(self.reports["gate"]), None)
 
     def all(self, kind: str) -> list[Report]:
         """The files of a kind, in the order in which they were given."""
-        return self.others.get(kind, [])
+        return self.reports.get(kind, [])
 
 
 def read(paths: Sequence[str]) -> Inputs:
@@ -44,16 +48,25 @@ def read(paths: Sequence[str]) -> Inputs:
         kind = kind_of(report)
         if kind is None:
             raise CommandError(f"{path}: not a JSON file of gate, explain, sweep, story, compile, bench or faults")
-        found.sources.append((path.rsplit("/", 1)[-1], kind))
         if kind == "gate":
             summary.check_report(report, path)
             if found.gate is not None:
                 raise CommandError(f"{path}: a second gate report; `parity merge` adds several up to one")
-            found.gate = report
         else:
             check_format(report, path)
-            found.others.setdefault(kind, []).append(report)
+        found.sources.append((path.rsplit("/", 1)[-1], kind))
+        found.reports.setdefault(kind, []).append(report)
     return found
+
+
+def read_compared(old: str, new: str, files: Sequence[str]) -> tuple[Report, Inputs]:
+    """The old gate report, and the inputs `new` and `files`; CommandError unless old and new are gate reports."""
+    earlier, given = read([old]).gate, read([new, *files])
+    for path, report in ((old, earlier), (new, given.gate)):
+        if report is None:
+            raise CommandError(f"{path}: --compare wants a gate report")
+    assert earlier is not None
+    return earlier, given
 
 
 def check_format(report: Report, path: str) -> None:

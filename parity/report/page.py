@@ -17,7 +17,7 @@ SHOWN = 400  # rows of one table: a page of some megabytes helps nobody
 
 @dataclass
 class Section:
-    """One part of the page; what is empty is left out."""
+    """One part of the page."""
 
     name: str
     title: str
@@ -32,8 +32,8 @@ class Section:
         return not (self.lines or any(t.rows for t in self.tables) or self.pictures or self.texts)
 
 
-def render(inputs: Inputs, old: Row | None = None) -> str:
-    """The page as one HTML text. `old` is an earlier gate report to mark changes against."""
+def render(inputs: Inputs, parts: Sequence[Section], old: Row | None = None) -> str:
+    """The page as one HTML text, `parts` after its tables. `old` is an earlier gate report to mark changes against."""
     from importlib.resources import files
 
     import jinja2
@@ -48,7 +48,6 @@ def render(inputs: Inputs, old: Row | None = None) -> str:
     )
     environment.filters["svg"] = Markup
     gate = inputs.gate
-    parts = [section for section in sections(inputs, old) if not section.empty]
     return environment.get_template("page.html").render(
         title="indexer-parity: " + (gate["sentence"] if gate else "report"),
         verdict=gate["verdict"] if gate else None,
@@ -140,7 +139,7 @@ def where(row: Row) -> str:
 
 
 def sections(inputs: Inputs, old: Row | None) -> list[Section]:
-    """Everything after the verdict and its tables, in the order of the page."""
+    """Everything after the verdict and its tables that is not empty, in the order of the page."""
     gate = inputs.gate
     found = []
     if gate and old:
@@ -173,7 +172,7 @@ def sections(inputs: Inputs, old: Row | None) -> list[Section]:
     if gate:
         found.append(Section("reasons", "What was not judged, and why", lines=summary.reasons(gate["rows"])))
     found.append(origin(inputs))
-    return found
+    return [section for section in found if not section.empty]
 
 
 def explained(report: Row, i: int) -> Section:
@@ -258,11 +257,10 @@ def cell(value: Any) -> str:
 
 def origin(inputs: Inputs) -> Section:
     """Provenance of every file."""
-    table = Table(("file", "fact", "value"), [])
-    reports = ([inputs.gate] if inputs.gate else []) + [r for found in inputs.others.values() for r in found]
-    kinds = {"gate": "gate"} if inputs.gate else {}
-    names = [*kinds, *(kind for kind, found in inputs.others.items() for _ in found)]
-    for name, report in zip(names, reports, strict=True):
-        for fact, value in summary.flat(report.get("provenance") or {}):
-            table.rows.append((name, fact, cell(value)))
-    return Section("provenance", "Provenance", tables=[table])
+    rows: list[tuple[str, ...]] = [
+        (kind, fact, cell(value))
+        for kind, reports in inputs.reports.items()
+        for report in reports
+        for fact, value in summary.flat(report.get("provenance") or {})
+    ]
+    return Section("provenance", "Provenance", tables=[Table(("file", "fact", "value"), rows)])

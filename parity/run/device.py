@@ -17,7 +17,7 @@ def resolve(choice: str) -> torch.device:
     if choice not in CHOICES:
         raise ValueError(f"device: expected one of {', '.join(CHOICES)}, got {choice!r}")
     if choice == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device: cuda was asked for, but torch finds no CUDA device here")
+        raise ValueError("device: cuda was requested, but torch finds no CUDA device here")
     if choice == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
@@ -71,7 +71,7 @@ def commit() -> str | None:
 
 
 def driver_version() -> str | None:
-    """The NVIDIA driver's version as nvidia-smi gives it, None where it cannot be asked."""
+    """The NVIDIA driver's version as nvidia-smi gives it, None where it cannot be read."""
     try:
         words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         lines = subprocess.run(words, capture_output=True, text=True, check=True, timeout=20).stdout.split()

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 SUITE = Path(__file__).resolve().parents[1] / "suite"
-STAGES = ("logits", "topk", "store", "compressor")
 ROW = "parity"  # name of the user property that carries a row from a worker to the controller
 NOTHING_JUDGED = 2
 
@@ -29,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
     option("impl", "SPEC", "judge this alone: a built-in name, module:function or path/to/file.py:function")
     option("layout", "LAYOUT", "layout of its pages: bf16, fp8 or fp4", choices=("bf16", "fp8", "fp4"))
-    option("stage", "STAGE", "what it computes: logits (default), topk, store, compressor", choices=STAGES)
+    option("op", "OPERATION", "what it computes: paged_logits (default), topk, store, compressor")
     option("contract", "FILE", "TOML file with what it promises")
     option("device", "DEVICE", "auto (default), cpu or cuda", choices=("auto", "cpu", "cuda"))
     option("require-device", "DEVICE", "refuse to run without it: cpu or cuda", choices=("cpu", "cuda"))
@@ -103,7 +102,7 @@ def _open(config: pytest.Config) -> Any:
         return open_session(
             impl=options.parity_impl,
             layout=options.parity_layout,
-            stage=options.parity_stage,
+            op=options.parity_op,
             contract=options.parity_contract,
             device=device.resolve(required or chosen),
             profile=profile(

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from parity.domain.profiles import Profile
-from parity.ops.check import Check, all_checks
+from parity.ops.check import Check, checks_of
 from parity.results import Status
 from parity.run import registry
 from parity.run.device import architecture, provenance
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
+from parity.run.loading import SpecError
 from parity.run.runner import Runner
 from parity.run.worker import runner_for
 from parity.suite.clock import Clock
@@ -38,12 +39,8 @@ class Session:
     _runners: dict[str, Runner] = field(default_factory=dict)
 
     def pairs(self, level: str) -> list[tuple[Implementation, Check]]:
-        """What is to be judged at a level: every check of each implementation's stage."""
-        return [
-            (impl, check)
-            for impl in self.implementations.values()
-            for check in all_checks(levels=[level], stage=impl.stage)
-        ]
+        """What is to be judged at a level: every check of each implementation's operation."""
+        return [(impl, check) for impl in self.implementations.values() for check in checks_of(impl.operation, [level])]
 
     def runner(self, impl: Implementation) -> Runner:
         """The runner of an implementation, one a session."""
@@ -75,9 +72,9 @@ class Session:
             how = "in process" if impl.function is not None else "in a worker process"
             route = f", route {impl.kernel}" if impl.route is not None else ""
             where = f"not here: {impl.absent}" if impl.absent else how
-            contract = f"{impl.layout}, " if impl.stage != "topk" else ""
-            dot = f"dot {impl.contract.describe_dot()}, " if impl.stage == "logits" else ""
-            lines.append(f"parity: {impl.name}: {impl.stage}, {contract}{dot}{where}{route}")
+            dot = impl.arithmetic and f"dot {impl.arithmetic}"
+            words = [impl.op, impl.layout, dot, f"{where}{route}"]
+            lines.append(f"parity: {impl.name}: {', '.join(word for word in words if word)}")
         return lines
 
     def describe(self) -> dict[str, Any]:
@@ -90,9 +87,9 @@ class Session:
             "arithmetic": self.arithmetic.as_dict(),
             "implementations": {
                 impl.name: {
-                    "stage": impl.stage,
-                    "layout": impl.layout if impl.stage != "topk" else None,
-                    "dot": impl.contract.describe_dot() if impl.stage == "logits" else None,
+                    "op": impl.op,
+                    "layout": impl.layout or None,
+                    "dot": impl.arithmetic,
                     "absent": impl.absent,
                 }
                 for impl in self.implementations.values()
@@ -117,7 +114,7 @@ def open_session(
     *,
     impl: str | None,
     layout: str | None,
-    stage: str | None,
+    op: str | None,
     contract: str | None,
     device: torch.device,
     profile: Profile,
@@ -125,7 +122,7 @@ def open_session(
     arithmetic: str = "auto",
     examined: Examined | None = None,
 ) -> Session:
-    """A session for one named implementation, or for the built-in ones that layout and stage leave.
+    """A session for one named implementation, or for the built-in ones that layout and operation leave.
 
     clock: shares out the time, where it is limited. arithmetic: "auto" asks a CUDA device once which models its dots
     follow, "bound" does not; examined: what another process of the same session has found out already.
@@ -133,19 +130,11 @@ def open_session(
     ValueError (SpecError) with one sentence if an implementation cannot be loaded or nothing is left.
     """
     if impl is not None:
-        found = {impl: registry.load(impl, layout, stage, contract, device)}
+        found = {impl: registry.load(impl, layout, op, contract, device)}
+    elif contract is not None:
+        raise SpecError("contract: a contract belongs to one implementation, so name it with --impl")
     else:
-        if contract is not None:
-            raise registry.SpecError("contract: a contract belongs to one implementation, so name it with --impl")
-        found = {
-            name: each
-            for name, each in registry.builtin(device).items()
-            if stage in (None, each.stage) and (layout is None or each.stage == "topk" or layout == each.layout)
-        }
-        if layout is not None and stage is None:
-            found = {name: each for name, each in found.items() if each.stage == "logits"}
-        if not found:
-            raise registry.SpecError(f"no built-in implementation has stage {stage} and layout {layout}")
+        found = registry.choose(device, op, layout)
     if examined is None:
         examined = examine(device, found.values(), arithmetic)
     here = architecture(device)
@@ -158,9 +147,9 @@ def row(impl: Implementation, check: Check, finding: Finding) -> Row:
     verdict = finding.verdict
     return {
         "implementation": impl.name,
-        "stage": impl.stage,
-        "layout": impl.layout if impl.stage != "topk" else None,
-        "dot": impl.contract.describe_dot() if impl.stage == "logits" else None,
+        "op": impl.op,
+        "layout": impl.layout or None,
+        "dot": impl.arithmetic,
         "level": check.level,
         "check": check.name,
         "status": str(verdict.status),

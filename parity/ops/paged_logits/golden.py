@@ -11,11 +11,11 @@ import torch
 from parity.domain.contract import Contract
 from parity.golden.goldens import Golden
 from parity.numerics.bounds import exact_expected, expected, is_exact_data
-from parity.ops.paged_logits.case import PAGE
 from parity.ops.paged_logits.judge import compare_bounded, compare_exact, compare_tail
+from parity.pages.layout import PAGE, find
 from parity.results import Verdict
-from parity.run.registry import Implementation
-from reference import exact, pages
+from parity.run.implementation import Implementation
+from reference import exact
 
 CASES = {
     "bf16-exact": "v1 lens=0,1,63,64,65,130 data=exact seed=11 perm=3",
@@ -61,7 +61,7 @@ def evaluate(operands: Any) -> tuple[torch.Tensor, torch.Tensor]:
         weights = operands.weights[row][None]
         positions = torch.arange(length)
         slots = operands.block_table[row // next_n].long()[positions // PAGE] * PAGE + positions % PAGE
-        keys, scales = pages.read_keys(operands.kv_cache, operands.case.layout, slots)
+        keys, scales = find(operands.case.layout).read(operands.kv_cache, slots)
         dot, absolute = exact.dots(q, keys)
         result[row, :length] = exact.logits_from_dots(dot, weights, scales)[0]
         terms = exact.logits_from_dots(absolute, weights.abs(), scales)[0]

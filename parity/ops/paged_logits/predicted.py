@@ -18,8 +18,9 @@ from parity.golden.stored import MANIFEST, StoredError, Truth, locate, read
 from parity.numerics.arithmetic import named_model
 from parity.numerics.blocks import Expected, blocks
 from parity.numerics.headsum import HeadSum, predicted_dots, predicted_logits, recorded_order
-from parity.ops.paged_logits.case import parse_case
-from parity.ops.paged_logits.operands import build
+from parity.ops.paged_logits.operands import build_logits
+from parity.pages.layout import find
+from parity.run.operation import parse_case
 
 CASES = {
     "fp8-decode": "v1 lens=130,77 layout=fp8 data=octaves seed=41 perm=3",
@@ -28,7 +29,6 @@ CASES = {
     "bf16-decode": "v1 lens=100 data=octaves seed=44 perm=4",
 }
 ARCHITECTURE = "sm_90"
-MODELS = {"fp8": "sm_90 e4m3", "bf16": "sm_90 bf16"}
 TRITON = "3.6.0"
 """The compiler whose order of the head sum the stored logits follow; dots do not depend on it."""
 
@@ -36,8 +36,8 @@ TRITON = "3.6.0"
 def predict(text: str) -> tuple[dict[str, torch.Tensor], str]:
     """(dots float32 [T, H, W], NaN past a row's length; logits float32 [T, W], -inf past it), and the order's name."""
     case = parse_case(text)
-    operands = build(case, torch.device("cpu"))
-    arithmetic = named_model(MODELS[case.layout]).arithmetic
+    operands = build_logits(case, torch.device("cpu"))
+    arithmetic = named_model(str(find(case.layout).core)).arithmetic
     found = recorded_order(ARCHITECTURE, TRITON, True, "", case.heads)
     assert not isinstance(found, str), found
     frame = Expected.empty(operands, None)
@@ -65,7 +65,8 @@ def _make(folder: Path) -> Iterator[tuple[str, bytes]]:
         tensors, order = predict(text)
         content = save(tensors)
         layout = parse_case(text).layout
-        model = f"{MODELS[layout]} {named_model(MODELS[layout]).arithmetic}"
+        core = str(find(layout).core)
+        model = f"{core} {named_model(core).arithmetic}"
         manifest["cases"][name] = {"case": text, "layout": layout, "model": model, "order": order, **digest(content)}
         yield f"{name}.safetensors", content
     yield MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode()

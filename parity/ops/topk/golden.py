@@ -10,7 +10,7 @@ import torch
 from parity.golden.goldens import Golden
 from parity.numerics.selection import judge_selection
 from parity.results import Verdict
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
 
 CASES = {
     "topk-random": "v1 lens=0,63,64,65,200 stage=topk k=64 data=random seed=31 perm=3",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 from typing import Any
 
 from parity.explain import sweep_memory, sweep_recall
@@ -69,18 +70,21 @@ def better() -> dict[str, Any]:
     return report
 
 
+@cache
 def explained() -> dict[str, Any]:
     """An explanation at a tiny shape."""
     settings = Settings(heads=16, topk=32, tokens=1031, rows=4, cases=2, q_lora_rank=128, contexts=(131, 515))
     return {"preset": "seed-before", **explain(preset("published"), preset("seed-before"), settings)}
 
 
+@cache
 def swept() -> dict[str, Any]:
     """A sweep of recall at a tiny shape."""
     settings = Settings(heads=16, topk=32, cases=2, rows=4, q_lora_rank=128, margins=(0.0, 0.1, 1.0))
     return sweep_recall.sweep((131, 515, 1031), ("seed-before", "seed-after"), ("gaussian",), settings)
 
 
+@cache
 def remembered() -> dict[str, Any]:
     """A sweep of memory, with one point as a card would have measured it."""
     import torch

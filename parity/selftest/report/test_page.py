@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from parity.cli.main import main
-from parity.report import command as report_command
 from parity.report import compare, figures, inputs
+from parity.report import write as writing
 from parity.selftest.report import example
 
 pytest.importorskip("jinja2", reason="the report needs jinja2: pip install 'indexer-parity[report]'")
@@ -179,10 +179,10 @@ def test_mistakes_are_one_sentence(
         assert main(["report", *words]) == 2, words
         (line,) = capsys.readouterr().err.strip().splitlines()
         assert part in line and line.startswith("parity report: ")
-    monkeypatch.setattr(report_command, "MOST", 1000)
+    monkeypatch.setattr(writing, "MOST", 1000)
     assert main(["report", gate, "-o", str(tmp_path / "page.html")]) == 2
     assert "more than 1,000: give fewer files" in capsys.readouterr().err
-    monkeypatch.setattr(report_command.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(writing.importlib.util, "find_spec", lambda name: None)
     assert main(["report", gate]) == 2
     assert "the report needs jinja2 and matplotlib: pip install" in capsys.readouterr().err
 

@@ -9,14 +9,16 @@ import torch
 
 from parity.domain.contract import Contract
 from parity.domain.profiles import profile
-from parity.golden import predicted
+from parity.golden.stored import StoredError
 from parity.numerics.arithmetic import Grouped, named_model
 from parity.numerics.headsum import HeadSum
 from parity.ops.check import find_check, judge_one
-from parity.ops.paged_logits.case import parse_case
+from parity.ops.paged_logits import predicted
 from parity.ops.paged_logits.checks import bits
 from parity.results import Status, Verdict, merge
-from parity.run.registry import Implementation, load
+from parity.run.implementation import Implementation
+from parity.run.operation import parse_case
+from parity.run.registry import load
 from parity.run.runner import InProcess
 from parity.run.worker import runner_for
 from parity.selftest.simulated_card import IMPRECISE, RULE, dots_function, logits_function, order_for, simulated
@@ -108,7 +110,7 @@ def test_a_record_that_the_compiled_kernel_contradicts_predicts_nothing(monkeypa
 @pytest.mark.parametrize("name", predicted.CASES)
 def test_stored_predictions_are_todays(name):
     """What the card is compared with is what this machine computes; and moving one parameter changes it."""
-    stored, order = predicted.read(name)
+    stored, order = predicted.stored(name)
     fresh, _ = predicted.predict(predicted.CASES[name])
     for part in ("dots", "logits"):
         assert torch.equal(stored[part].view(torch.int32), fresh[part].view(torch.int32)), part
@@ -126,12 +128,12 @@ def test_the_golden_check():
 
 
 def test_a_damaged_prediction_is_refused(tmp_path):
-    for path in predicted.FOLDER.iterdir():
+    for path in predicted.folder().iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     damaged = tmp_path / "bf16-decode.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
-    with pytest.raises(ValueError, match="not the file that manifest.json lists"):
-        predicted.read("bf16-decode", tmp_path)
+    with pytest.raises(StoredError, match="corrupt or edited"):
+        predicted.stored("bf16-decode", tmp_path)
 
 
 # ----------------------------------------------------------------------------------------- who is judged by a model
@@ -216,7 +218,7 @@ def test_what_was_examined_goes_to_other_processes_and_the_report():
 def test_every_reason_not_to_run_has_a_name():
     cuda = torch.device("cuda")
     unsure = implementation({"layout": "fp8"})
-    assert "a card's matrix unit" in str(bits.unverified(unsure, CPU))
+    assert "a GPU's matrix unit" in str(bits.unverified(unsure, CPU))
     assert "no verified model of its dots" in str(bits.unverified(unsure, cuda))
     assert "comes from" not in (bits.no_order(simulated(), cuda) or "")
     assert "library" in str(bits.unverified(implementation({"layout": "bf16"}, "torch"), cuda))

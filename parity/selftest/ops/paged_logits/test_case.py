@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parity.domain.notation import causal_lengths, format_ids, format_lengths, parse_ids, parse_lengths
-from parity.ops.paged_logits.case import Case, parse_case
-from parity.ops.paged_logits.strategies import topk_cases
+from parity.ops.paged_logits.case import Case
+from parity.ops.topk.strategies import topk_cases
+from parity.run.operation import parse_case
 from parity.selftest.case_reading import any_paged_case
 
 RUNS = st.lists(
