@@ -12,7 +12,7 @@ import torch
 
 from parity.numerics.headsum import HeadSum, fma, predicted_logits, recorded_order
 from parity.selftest.judge_operands import make_operands
-from parity.selftest.simulated_card import RULE, order_for
+from parity.selftest.simulated_gpu import RULE, order_for
 from parity.tensorcore.headorder import read_order
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,21 +10,20 @@ import torch
 from parity.domain.contract import Contract
 from parity.domain.profiles import profile
 from parity.golden.stored import StoredError
-from parity.numerics.arithmetic import Grouped, named_model
+from parity.numerics.arithmetic import named_model
 from parity.numerics.headsum import HeadSum
 from parity.ops.check import find_check, judge_one
 from parity.ops.paged_logits import predicted
 from parity.ops.paged_logits.checks import bits
-from parity.results import Status, Verdict, merge
+from parity.results import Status, merge
 from parity.run.implementation import Implementation
 from parity.run.operation import parse_case
 from parity.run.registry import load
 from parity.run.runner import InProcess
 from parity.run.worker import runner_for
-from parity.selftest.simulated_card import IMPRECISE, RULE, dots_function, logits_function, order_for, simulated
+from parity.selftest.simulated_gpu import IMPRECISE, RULE, dots_function, logits_function, order_for, simulated
 from parity.suite.search import run_check
 from parity.suite.session import Session, row
-from parity.tensorcore import sharpness
 from parity.tensorcore import verification as arithmetic
 from parity.tensorcore.probe import Verified
 
@@ -228,7 +227,7 @@ def test_every_reason_not_to_run_has_a_name():
 
 USER = """
 import torch
-from parity.selftest.simulated_card import dots_function, logits_function, IMPRECISE
+from parity.selftest.simulated_gpu import dots_function, logits_function, IMPRECISE
 logits = logits_function()
 dots = dots_function()
 wrong_dots = dots_function(IMPRECISE)
@@ -263,26 +262,3 @@ def test_a_users_dots_are_asked_in_the_worker(tmp_path, name, status, said):
 def test_a_contract_names_a_function():
     with pytest.raises(ValueError, match="contract key 'dots' must be module:function"):
         Contract.from_dict({"layout": "fp8", "dots": "nothing"})
-
-
-# -------------------------------------------------------------------------------------------------- sharpness
-
-
-def test_three_faults_that_only_the_model_sees():
-    said: list[str] = []
-    found = sharpness.report(CPU, said.append, requests=1)
-    assert found["exit"] == 0 and found["simulated"], said
-    table = found["tables"][0]
-    assert table["before"] > 1e-2 and table["after"] < 1e-4
-    faults = {trial["name"]: trial for trial in table["trials"] if trial["wrong"]}
-    assert len(faults) == 3
-    for name, trial in faults.items():
-        assert (trial["bound"]["status"], trial["verified"]["status"]) == ("passed", "failed"), name
-
-
-def test_a_kernel_that_is_wrong_for_both_is_no_evidence():
-    failed, passed = (Verdict(status, "rounding", "x") for status in (Status.FAILED, Status.PASSED))
-    assert not sharpness.Trial("x", True, failed, failed).shown
-    assert not sharpness.Trial("x", True, passed, passed).shown
-    assert sharpness.Trial("x", True, passed, failed).shown
-    assert isinstance(RULE, Grouped)
