@@ -23,7 +23,7 @@ LEVELS = ("layout", "rounding", "bits", "selection", "invariance", "semantics", 
 DELEGATED = {
     "probe": ("parity.tensorcore.probe", "main", "find the arithmetic of this card's matrix units"),
     "compile": ("parity.build.compile", "main", "compile every kernel for every architecture and check its resources"),
-    "bench": ("parity.bench.logits", "main", "time the kernels against the card's own ceilings"),
+    "bench": ("parity.bench.report", "main", "time the kernels against the card's own ceilings"),
     "mutants": ("parity.faults.mutants", "main", "the suite's power: every fault model must be rejected"),
     "diagnose": ("parity.faults.diagnose", "main", "which fault explains a failing function, case or capture"),
     "explain": ("parity.explain.command", "explain_main", "measure which choice of arithmetic costs the recall"),
