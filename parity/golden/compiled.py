@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.command import CommandError, blame, write_text
-from parity.gate.summary import plural
+from parity.results import plural
 
 TAG = "indexer-parity compile golden"
 FORMAT = 1
