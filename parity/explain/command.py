@@ -41,7 +41,7 @@ def explain_main(words: Sequence[str]) -> int:
 
 def _explain(options: argparse.Namespace, explain: Any) -> int:
     from parity.explain import live, sweep_recall
-    from parity.explain.choices import settings
+    from parity.explain.choices import DEFAULT_PRESETS, settings
 
     device = _device(options)
     impl = None
@@ -52,7 +52,7 @@ def _explain(options: argparse.Namespace, explain: Any) -> int:
         impl = registry.load(options.impl, options.layout, "logits", None, device)
         if impl.absent:
             raise ValueError(f"impl: {impl.name} cannot run here: {impl.absent}")
-    preset = options.preset or ("seed-after" if impl is not None and impl.layout == "bf16" else "seed-before")
+    preset = options.preset or DEFAULT_PRESETS.get(impl.layout if impl else "fp8", "seed-before")
     target = sweep_recall.configuration(preset).having(**settings(options.set))
     if impl is not None:
         live.layout_of(target)
