@@ -11,10 +11,10 @@ RATIO = 4  # tokens a compressed key
 EMPTY = "none"
 LIST_LIMIT = 1 << 24  # a typing error such as 1x99999999999 must not eat the machine
 
-_NUMBER = re.compile(r"\d{1,12}\Z")
-_REPEATED = re.compile(r"(\d{1,12})x(\d{1,12})\Z")
-_CAUSAL = re.compile(r"p(\d{1,12})\+(\d{1,12})\Z")
-_RANGE = re.compile(r"(\d{1,12})\.\.(\d{1,12})\Z")
+_NUMBER = re.compile(r"[0-9]{1,12}\Z")
+_REPEATED = re.compile(r"([0-9]{1,12})x([0-9]{1,12})\Z")
+_CAUSAL = re.compile(r"p([0-9]{1,12})\+([0-9]{1,12})\Z")
+_RANGE = re.compile(r"([0-9]{1,12})\.\.([0-9]{1,12})\Z")
 
 
 def causal_lengths(start: int, count: int) -> tuple[int, ...]:
