@@ -95,6 +95,7 @@ def drawing(profile: Any) -> str:
 def run_case(options: argparse.Namespace) -> int:
     """One case, one implementation, every check that applies."""
     from parity.ops import check as checks
+    from parity.pages.pools import TooLarge
     from parity.run.worker import opened
     from parity.tensorcore.verification import examine, sharpened
 
@@ -120,7 +121,10 @@ def run_case(options: argparse.Namespace) -> int:
     rows = []
     with opened(impl, device) as runner:
         for check in wanted:
-            verdict = checks.judge_one(check, runner, case)
+            try:
+                verdict = checks.judge_one(check, runner, case)
+            except TooLarge as error:
+                raise CommandError(f"--case: {error}") from error
             if verdict is not None:
                 rows.append(case_row(verdict.as_dict(), impl, check))
                 print(one_line(rows[-1]), flush=True)

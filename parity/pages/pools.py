@@ -18,6 +18,10 @@ LAZY_BYTES = 1 << 28  # a CPU pool above this is mapped lazily and poisoned arou
 CHUNK_ELEMENTS = 1 << 23  # drawn at a time; the largest temporary is int64 [elements / 64] or int32 [elements]
 
 
+class TooLarge(ValueError):
+    """A case that this machine has not the memory or the addresses for; the message is one sentence with the figure."""
+
+
 def cache_view(pool: Tensor, layout: str) -> Tensor:
     """The kv_cache argument over a pool uint8 [pages, page stride]: bf16 [pages, 64, 1, 128] or uint8 [pages, 64, 1,
     bytes a slot], with the pool's page stride."""
@@ -67,6 +71,20 @@ def build_pool(case: Case, plan: Placement, device: torch.device) -> tuple[Tenso
         chosen = spare[at : at + step]
         pages[torch.from_numpy(chosen).to(device)] = _canary_pages(case, chosen, device)
     return pool, windows
+
+
+def pool_bytes(case: Case, used: int, device: torch.device) -> int:
+    """At most how many bytes of the pool `build_pool` writes, with `used` pages in use: of a lazy one the windows."""
+    pages, stride, size = used + case.spare, case.page_stride, case.page_bytes
+    if device.type != "cpu" or pages * stride <= LAZY_BYTES:
+        return pages * stride
+    touched = min(3 * (used + 1), pages)  # with their neighbours, whose windows meet where the gap is small
+    return windows_bytes(min(touched * 3 * size, (used + 1) * (2 * stride + 3 * size)), pages * stride)
+
+
+def windows_bytes(near: int, total: int) -> int:
+    """At most how many bytes `windows_around` covers, of which `near` without the offsets that have lost bits."""
+    return min(total, near * (3 if total > 1 << 31 else 1))
 
 
 def _draw_pages(case: Case, owner: np.ndarray, page: np.ndarray, device: torch.device) -> Tensor:
@@ -145,11 +163,14 @@ def windows_around(offsets: Iterable[int], size: int, total: int) -> Windows:
 
 
 def lazy_buffer(size: int) -> mmap.mmap:
-    """Anonymous zero pages that take memory only once written."""
-    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows commits the whole pool, and has no other kind
-        return mmap.mmap(-1, size)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    return mmap.mmap(-1, size, flags=flags)
+    """Anonymous zero pages that take memory only once written. TooLarge where there are not that many addresses."""
+    # Windows commits the whole pool, and has no other kind.
+    private = hasattr(mmap, "MAP_PRIVATE")
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0) if private else 0
+    try:
+        return mmap.mmap(-1, size, flags=flags) if private else mmap.mmap(-1, size)
+    except (OSError, OverflowError) as error:
+        raise TooLarge(f"a pool of {size / 1e9:,.1f} GB cannot be mapped here") from error
 
 
 def chosen_keys(keys: Tensor, chosen: tuple[int, ...]) -> Tensor:

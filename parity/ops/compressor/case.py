@@ -13,6 +13,7 @@ from torch import Tensor
 
 from parity.ops.paged_logits.case import MAX_SEED, VERSION
 from parity.pages import counter
+from parity.run import memory
 
 RATIO, DIM, WIDTH = 4, 128, 256
 RING = 16  # token rows of the state: what a window reads back, and up to UNDO rejected tokens
@@ -103,7 +104,7 @@ def parse_compressor_case(text: str) -> CompressorCase:
     try:
         for name in ("seed", "perm"):
             if name in found:
-                found[name] = int(found[name])
+                found[name] = _integer(found[name])
         calls = tuple(tuple(_item(x) for x in call.split("+")) for call in found.pop("calls").split("/"))
     except ValueError as error:
         raise ValueError(f"calls must look like 0:5/0:3-1+1:7, seed and perm be integers: {error}") from error
@@ -113,7 +114,13 @@ def parse_compressor_case(text: str) -> CompressorCase:
 def _item(text: str) -> Item:
     request, _, rest = text.partition(":")
     count, _, undone = rest.partition("-")
-    return int(request), int(count), int(undone or 0)
+    return _integer(request), _integer(count), _integer(undone or "0")
+
+
+def _integer(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):  # int() also reads other scripts' digits, signs and underscores
+        raise ValueError(f"expected a non-negative integer, got {text!r}")
+    return int(text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,9 +150,18 @@ class CompressorOperands:
         return named | {"ape": self.ape, "state": self.state}
 
 
+def operand_bytes(case: CompressorCase, device: str | torch.device = "cpu") -> int:
+    """About how many bytes the operands and the results of all calls take; what judging takes comes on top."""
+    calls = [sum(count for _, count, _ in call) for call in case.calls]
+    state = 16 * _state_rows(case)[1] * RING * 2 * WIDTH
+    # Of all tokens their names in lists, projections and pooled keys; of the longest call what it is drawn from.
+    return sum(calls) * (1000 + 8 * WIDTH + 4 * DIM) + 10 * WIDTH * max(calls, default=0) + state
+
+
 def build_compressor(case: CompressorCase, device: str | torch.device = "cpu") -> CompressorOperands:
     """The operands of a case on a device; new storages at every call."""
     device = torch.device(device)
+    memory.require(operand_bytes(case, device), device)
     rows, count = _state_rows(case)
     ape = _ape(case, device)
     history: dict[int, list[int]] = {}

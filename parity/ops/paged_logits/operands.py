@@ -9,8 +9,9 @@ from torch import Tensor
 from parity.ops.paged_logits.case import DIM, PAGE, Case
 from parity.ops.topk import scores
 from parity.pages import counter, placement, pools, values
-from parity.pages.placement import Placement, block_table, row_names
-from parity.pages.pools import Windows, build_pool, cache_view, chosen_keys
+from parity.pages.placement import Placement, block_table, count_pages, placement_bytes, row_names
+from parity.pages.pools import Windows, build_pool, cache_view, chosen_keys, pool_bytes
+from parity.run import memory
 
 HUGE_ID = 0x7EEEEEEE  # in the gaps of a strided table
 LEAST, MOST = -3.0e38, 3.0e38
@@ -83,6 +84,20 @@ class TopkOperands(_Stored):
         return {name: getattr(self, name) for name in ("logits", "context_lens", "block_table", "k")}
 
 
+def operand_bytes(case: Case, device: str | torch.device = "cpu") -> int:
+    """About how many bytes the operands and the result of a case take on a device; what judging takes comes on top."""
+    heads = case.rows * case.heads
+    own = 4 * heads * DIM + 16 * heads  # queries drawn and then joined, weights and the words that they are drawn from
+    pool = pool_bytes(case, count_pages(case)[1], torch.device(device))
+    return placement_bytes(case) + own + pool + memory.result_bytes(case.rows, case.max_context_len)
+
+
+def topk_operand_bytes(case: Case, device: str | torch.device = "cpu") -> int:
+    """The same for a case of top-k: logits and the coordinates of their columns, slots and positions."""
+    columns, rows = case.max_context_len, case.rows
+    return placement_bytes(case) + 4 * rows * columns + 40 * columns + 8 * rows * case.k
+
+
 def build(case: Case, device: str | torch.device = "cpu") -> "Operands | TopkOperands":
     """The operands of a case on a device, the same bits on every device; new storages at every call."""
     device = torch.device(device)
@@ -142,6 +157,7 @@ def build_logits(case: Case, device: str | torch.device = "cpu") -> Operands:
     if case.stage != "logits":
         raise ValueError(f"build_logits needs a case of stage=logits, got stage={case.stage}")
     device = torch.device(device)
+    memory.require(operand_bytes(case, device), device)
     plan = placement.place(case)
     storages: dict[str, Tensor] = {}
     q = _build_queries(case, device, storages)
@@ -170,6 +186,7 @@ def build_topk(case: Case, device: str | torch.device = "cpu") -> TopkOperands:
     if case.stage != "topk":
         raise ValueError(f"build_topk needs a case of stage=topk, got stage={case.stage}")
     device = torch.device(device)
+    memory.require(topk_operand_bytes(case, device), device)
     plan = placement.place(case)
     storages: dict[str, Tensor] = {}
     logits = _build_logits(case, plan, device, storages)
