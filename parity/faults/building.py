@@ -9,15 +9,15 @@ import torch
 
 from parity.domain.contract import Contract
 from parity.ops.compressor.faults import staged as staged_compressor
-from parity.ops.fault import Fault
+from parity.ops.fault import STAGES, Fault
 from parity.ops.paged_logits.faults import staged as staged_logits
 from parity.ops.store.faults import staged as staged_store
 from parity.ops.topk.faults import staged as staged_topk
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
 
 CPU = torch.device("cpu")
 CONTRACTS: dict[str, dict[str, Any]] = {
-    "logits": {"arithmetic": "ieee"},
+    "paged_logits": {"arithmetic": "ieee"},
     "topk": {"stage": "topk"},
     "store": {"stage": "store", "batch_invariant": True},
     "compressor": {"stage": "compressor"},
@@ -25,20 +25,20 @@ CONTRACTS: dict[str, dict[str, Any]] = {
 """What faulty and correct functions promise alike: IEEE float32, a clean tail, and nothing rounded before the store."""
 
 
-def contract(pipeline: str, layout: str, extra: Mapping[str, Any] | None = None) -> Contract:
-    """The contract of a pipeline's functions; a store's may name a schedule, a scale and the fp4 step."""
-    return Contract.from_dict({"layout": layout, **CONTRACTS[pipeline], **(extra or {})}, CPU)
+def contract(op: str, layout: str, extra: Mapping[str, Any] | None = None) -> Contract:
+    """The contract of an operation's functions; a store's may name a schedule, a scale and the fp4 step."""
+    return Contract.from_dict({"layout": layout, **CONTRACTS[op], **(extra or {})}, CPU)
 
 
 def staged(
-    pipeline: str, layout: str, extra: Mapping[str, Any] | None = None, change: Mapping[str, Any] | None = None
+    op: str, layout: str, extra: Mapping[str, Any] | None = None, change: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """The staged implementation of a pipeline, with stages replaced; correct without a change."""
-    if pipeline == "topk":
+    """The staged implementation of an operation, with steps replaced; correct without a change."""
+    if op == "topk":
         return staged_topk.function(change)
-    if pipeline == "compressor":
+    if op == "compressor":
         return staged_compressor.function(change)
-    if pipeline == "logits":
+    if op == "paged_logits":
         return staged_logits.function(layout, change)
     how: dict[str, Any] = {"schedule": "fused", "scale": "amax", "fake_fp4": False} | dict(extra or {})
     return staged_store.function(layout, how["schedule"], how["scale"], how["fake_fp4"], change)
@@ -48,8 +48,8 @@ def function(fault: Fault) -> Callable[..., Any]:
     """A new faulty function, with an empty memory."""
     extra = fault.extra.get("contract")
     if fault.wrap is not None:
-        return fault.wrap(staged(fault.pipeline, fault.layout, extra))
-    return staged(fault.pipeline, fault.layout, extra, fault.change)
+        return fault.wrap(staged(fault.op, fault.layout, extra))
+    return staged(fault.op, fault.layout, extra, fault.change)
 
 
 def implementation(fault: Fault) -> Implementation:
@@ -57,23 +57,21 @@ def implementation(fault: Fault) -> Implementation:
     if "route" in fault.extra:
         return _misrouted(fault)
     extra = fault.extra.get("contract")
-    return _made(f"faults/{fault.id}", fault.pipeline, fault.layout, function(fault), extra)
+    return _made(f"faults/{fault.id}", fault.op, fault.layout, function(fault), extra)
 
 
-def correct_implementation(pipeline: str, layout: str, extra: Mapping[str, Any] | None = None) -> Implementation:
+def correct_implementation(op: str, layout: str, extra: Mapping[str, Any] | None = None) -> Implementation:
     """The staged implementation, which the suite must accept."""
-    name = f"faults/correct-{pipeline}-{layout}"
-    return _made(name, pipeline, layout, staged(pipeline, layout, extra), extra)
+    name = f"faults/correct-{STAGES[op]}-{layout}"
+    return _made(name, op, layout, staged(op, layout, extra), extra)
 
 
-def _made(
-    name: str, pipeline: str, layout: str, call: Callable[..., Any], extra: Mapping[str, Any] | None
-) -> Implementation:
+def _made(name: str, op: str, layout: str, call: Callable[..., Any], extra: Mapping[str, Any] | None) -> Implementation:
     return Implementation(
         name=name,
-        stage=pipeline,
+        stage=STAGES[op],
         layout=layout,
-        contract=contract(pipeline, layout, extra),
+        contract=contract(op, layout, extra),
         function=call,
         arguments=("--impl", name),
     )

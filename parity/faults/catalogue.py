@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from parity.ops.compressor.faults import models as compressor_models
+from parity.ops.compressor.faults import MODELS as COMPRESSOR
 from parity.ops.fault import KINDS, Fault
-from parity.ops.paged_logits.faults import device as logits_device
-from parity.ops.paged_logits.faults import formula as logits_formula
-from parity.ops.paged_logits.faults import mask as logits_mask
-from parity.ops.paged_logits.faults import rows as logits_rows
-from parity.ops.store.faults import chain as store_models
-from parity.ops.store.faults import layout as store_layout
-from parity.ops.store.faults import quantise as store_bytes
-from parity.ops.topk.faults import members as topk_models
-from parity.ops.topk.faults import slots as topk_slots
+from parity.ops.paged_logits.faults import MODELS as PAGED_LOGITS
+from parity.ops.store.faults import MODELS as STORE
+from parity.ops.topk.faults import MODELS as TOPK
 
-MODELS: tuple[Fault, ...] = (
-    *logits_formula.MODELS,
-    *logits_rows.MODELS,
-    *logits_mask.MODELS,
-    *logits_device.MODELS,
-    *topk_models.MODELS,
-    *topk_slots.MODELS,
-    *compressor_models.MODELS,
-    *store_models.MODELS,
-    *store_bytes.MODELS,
-    *store_layout.MODELS,
-)
+MODELS: tuple[Fault, ...] = (*PAGED_LOGITS, *TOPK, *COMPRESSOR, *STORE)
 BY_ID: dict[str, Fault] = {fault.id: fault for fault in MODELS}
 assert len(BY_ID) == len(MODELS), "two fault models have the same id"
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from parity.command import FAILED, PASSED, say, write_json
+from parity.command import say, write_json
 from parity.faults.catalogue import BY_ID, MODELS
 from parity.faults.drawing import visible_case
 from parity.faults.explaining import equals, rank
+from parity.vocabulary import FAILED, PASSED
 
 Row = dict[str, Any]
 WANTED = 0.95
@@ -72,16 +73,16 @@ def run_measure(seed: int, json_file: str | None) -> int:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The confusion matrix as what it differs from the diagonal in, and its sums by stage."""
+    """The confusion matrix as what it differs from the diagonal in, and its sums by step."""
     lines = [
-        "| stage | models | first alone | first among equals | wrong | not shown by a result |",
+        "| step | models | first alone | first among equals | wrong | not shown by a result |",
         "|---|" + "--:|" * 5,
     ]
-    stages = list(dict.fromkeys(BY_ID[row["id"]].stage for row in rows))
-    for stage in [*stages, "all"]:
-        mine = [row for row in rows if stage in ("all", BY_ID[row["id"]].stage)]
+    steps = list(dict.fromkeys(BY_ID[row["id"]].step for row in rows))
+    for step in [*steps, "all"]:
+        mine = [row for row in rows if step in ("all", BY_ID[row["id"]].step)]
         counts = [sum(row["outcome"] == what for row in mine) for what in ("first", "equal", "wrong", "hidden")]
-        lines.append(f"| {stage} | {len(mine)} | " + " | ".join(map(str, counts)) + " |")
+        lines.append(f"| {step} | {len(mine)} | " + " | ".join(map(str, counts)) + " |")
     lines += ["", f"Named first, alone or among equals: {share(rows):.1%} of the models whose fault shows.", ""]
     lines += ["Off the diagonal (fault planted: faults named instead, or beside it):", ""]
     for row in rows:

@@ -11,9 +11,10 @@ from parity.faults.building import staged
 from parity.faults.explaining import Problem, Ruler, distance, observe, problem_of
 from parity.ops.compressor.case import CompressorCase
 from parity.ops.fault import Fault
-from parity.ops.paged_logits.case import POISONS, SLOT_BYTES, TAILS, Case
+from parity.ops.paged_logits.case import POISONS, TAILS, Case
 from parity.ops.paged_logits.strategies import BIG_BYTES
 from parity.ops.store.case import StoreCase
+from parity.pages.layout import find
 
 DATA = ("exact", "exact_wide", "octaves", "outliers", "near_ties", "saturating", "nonfinite", "subnormal", "zeros")
 TOPK_DATA = ("random", "negative", "narrow", "large", "neginf", "ulps", "zeros", "few", "nan")
@@ -22,12 +23,12 @@ RACING = 8  # runs in which a race has to show
 
 
 def draw_case(fault: Fault, source: random.Random) -> Any:
-    """One case of a fault's pipeline and layout, by a source of randomness; of a size at which its kind shows."""
-    if fault.pipeline == "compressor":
+    """One case of a fault's operation and layout, by a source of randomness; of a size at which its kind shows."""
+    if fault.op == "compressor":
         return _script(source)
-    if fault.pipeline == "store":
+    if fault.op == "store":
         return _store(fault, source)
-    return _logits(fault, source) if fault.pipeline == "logits" else _topk(fault, source)
+    return _logits(fault, source) if fault.op == "paged_logits" else _topk(fault, source)
 
 
 def _lengths(source: random.Random, longest: int, least: int) -> tuple[tuple[int, ...], ...]:
@@ -59,7 +60,7 @@ def _logits(fault: Fault, source: random.Random) -> Case:
     fields = _placed(source, _lengths(source, 320, 4100 if fault.kind == "launch" and source.random() < 0.3 else 70))
     fields |= {"spare": source.choice((2, 5, 40)), "gap": source.choice((0, 16, 4096))}
     if fault.kind == "integers" and source.random() < 0.5:
-        fields |= {"spare": BIG_BYTES // (64 * SLOT_BYTES[fault.layout]), "gap": 16}
+        fields |= {"spare": BIG_BYTES // find(fault.layout).page_bytes, "gap": 16}
     strides = source.sample(("q", "table", "weights", "lens"), source.randint(0, 3))
     return Case(
         layout=fault.layout,
@@ -121,12 +122,12 @@ def reordered(fault: Fault) -> Callable[..., Any]:
     """The faulty function as somebody else would have written it: where the fault leaves the dot alone, its sum runs
     backwards, and so does the sum over heads. Real kernels do not add in the order of the models."""
     change = dict(fault.change)
-    if fault.pipeline == "logits":
+    if fault.op == "paged_logits":
         from parity.ops.paged_logits.faults import staged as ok
 
         change.setdefault("dot", lambda c, q, k: ok.dot(c, q.flip(-1).contiguous(), k.flip(-1).contiguous()))
         change.setdefault("head_sum", lambda c, x: ok.head_sum(c, x.flip(1).contiguous()))
-    function = staged(fault.pipeline, fault.layout, fault.extra.get("contract"), change)
+    function = staged(fault.op, fault.layout, fault.extra.get("contract"), change)
     return function if fault.wrap is None else fault.wrap(function)
 
 
@@ -138,7 +139,7 @@ def visible_case(fault: Fault, seed: int = 0, tries: int = TRIES) -> tuple[Probl
         problem = problem_of(case, fault.extra.get("contract"))
         problem = replace(problem, runs=RACING) if fault.kind == "race" else problem
         observed = observe(problem, reordered(fault))
-        right = observe(problem, staged(fault.pipeline, fault.layout, fault.extra.get("contract")))
+        right = observe(problem, staged(fault.op, fault.layout, fault.extra.get("contract")))
         if distance(Ruler(problem), observed, right).wrong:
             return problem, observed, case
     return None

@@ -1,4 +1,4 @@
-"""Which fault model explains an observed result: all models of the pipeline on the same inputs, by what they leave.
+"""Which fault model explains an observed result: all models of the operation on the same inputs, by what they leave.
 
 An observation is a short protocol, the same for the function in question and for every model: a call on other values
 of the same shape, then the call, then the call again. So stale buffers and races are compared like with like.
@@ -17,14 +17,14 @@ from torch import Tensor
 from parity.faults.building import CPU, contract, staged
 from parity.faults.catalogue import MODELS
 from parity.numerics.bounds import expected
-from parity.ops.fault import Fault
-from parity.ops.paged_logits.operands import build
+from parity.ops.fault import OPS, Fault
+from parity.ops.paged_logits.operands import build_logits as build
 from parity.run.runner import poisoned_allocations
 
 FLOOR = 2.0**-16
 """Relative: gamma(2^8) of float32, what a sum of all terms may lose in another order where no bound is known."""
 
-CORRECT = Fault("correct", "none", "formula", "nothing is wrong", change={"-": lambda: None})
+CORRECT = Fault("correct", "none", "formula", "nothing is wrong", change={"-": lambda: None}, op="none")
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Problem:
     """One call to be explained. `fresh()` gives its operands anew, `warm()` those of the call before it, or None; each
     has `.kwargs()`, or `.steps` and `.kwargs(step)` for a compressor."""
 
-    pipeline: str
+    op: str
     layout: str
     fresh: Callable[[], Any]
     warm: Callable[[], Any] | None = None
@@ -51,18 +51,18 @@ def warm_case(case: Any) -> Any:
 def problem_of(case: Any, extra: dict[str, Any] | None = None) -> Problem:
     """The problem of a case."""
     layout, other = getattr(case, "layout", "bf16"), warm_case(case)
-    return Problem(case.stage, layout, lambda: build(case), lambda: build(other), dict(extra or {}))
+    return Problem(OPS[case.stage], layout, lambda: build(case), lambda: build(other), dict(extra or {}))
 
 
-def call_once(pipeline: str, function: Callable[..., Any], operands: Any) -> Any:
+def call_once(op: str, function: Callable[..., Any], operands: Any) -> Any:
     """What a function answers to operands, or None where it raises."""
     try:
         with poisoned_allocations():
-            if pipeline == "compressor":
+            if op == "compressor":
                 found = [function(**operands.kwargs(at)) for at in range(len(operands.steps))]
                 return [tuple(x.clone() for x in result) for result in found]
             result = function(**operands.kwargs())
-        if pipeline == "store":
+        if op == "store":
             return operands.contents()
         return tuple(x.clone() for x in result) if isinstance(result, tuple | list) else result.clone()
     except Exception:
@@ -74,8 +74,8 @@ def observe(problem: Problem, function: Callable[..., Any], kept: Operands | Non
     """The results of the protocol's runs; on operands `kept` between calls where the function writes none."""
     get = kept.get if kept is not None else _built
     if problem.warm is not None:
-        call_once(problem.pipeline, function, get(problem.warm))
-    return [call_once(problem.pipeline, function, get(problem.fresh)) for _ in range(problem.runs)]
+        call_once(problem.op, function, get(problem.warm))
+    return [call_once(problem.op, function, get(problem.fresh)) for _ in range(problem.runs)]
 
 
 def _built(make: Callable[[], Any]) -> Any:
@@ -102,15 +102,15 @@ class Operands:
 
 
 def models_for(problem: Problem) -> list[Fault]:
-    """The models that can be evaluated on a problem: those of its pipeline that its layout can have."""
+    """The models that can be evaluated on a problem: those of its operation that its layout can have."""
     found = []
     for fault in MODELS:
-        if fault.pipeline != problem.pipeline or fault.equivalent or {"compile", "route"} & set(fault.extra):
+        if fault.op != problem.op or fault.equivalent or {"compile", "route"} & set(fault.extra):
             continue
-        if fault.pipeline == "logits" and fault.layout == "fp8" and problem.layout != "fp8":
+        if fault.op == "paged_logits" and fault.layout == "fp8" and problem.layout != "fp8":
             continue
-        chain = fault.stage in ("norm", "rope", "hadamard", "dispatch")
-        if fault.pipeline == "store" and fault.layout != problem.layout and not chain:
+        chain = fault.step in ("norm", "rope", "hadamard", "dispatch")
+        if fault.op == "store" and fault.layout != problem.layout and not chain:
             continue
         found.append(fault)
     return found
@@ -119,7 +119,7 @@ def models_for(problem: Problem) -> list[Fault]:
 def function_of(problem: Problem, faults: Sequence[Fault]) -> Callable[..., Any]:
     """A function with all the faults at once, on the problem's layout."""
     change = {name: stage for fault in faults for name, stage in fault.change.items() if fault is not CORRECT}
-    function = staged(problem.pipeline, problem.layout, problem.extra, change)
+    function = staged(problem.op, problem.layout, problem.extra, change)
     for fault in faults:
         if fault.wrap is not None:
             function = fault.wrap(function)
@@ -143,8 +143,8 @@ class Ruler:
     def __init__(self, problem: Problem) -> None:
         self.problem, self.operands = problem, problem.fresh()
         self._cells: dict[int, tuple[Any, Cells]] = {}
-        if problem.pipeline == "logits":
-            exact = expected(self.operands, contract("logits", problem.layout))
+        if problem.op == "paged_logits":
+            exact = expected(self.operands, contract("paged_logits", problem.layout))
             lens = self.operands.context_lens.reshape(-1).to(torch.int64)
             width = self.operands.max_context_len
             self.visible = torch.arange(width) < lens[:, None]
@@ -154,10 +154,10 @@ class Ruler:
 
     def cells(self, result: Any) -> Cells:
         if id(result) not in self._cells:  # the result is kept beside, so that its id stays its own
-            self._cells[id(result)] = (result, getattr(self, "_" + self.problem.pipeline)(result))
+            self._cells[id(result)] = (result, getattr(self, "_" + self.problem.op)(result))
         return self._cells[id(result)][1]
 
-    def _logits(self, out: Tensor) -> Cells:
+    def _paged_logits(self, out: Tensor) -> Cells:
         values = out.to(torch.float64)[self.judged]
         # What stands in memory that was never written cannot be told beforehand: any such cell is one kind of wrong.
         return Cells(values, self.bound[self.judged])
@@ -217,7 +217,7 @@ def near_cells(ruler: Ruler, mine: Any, theirs: Any) -> tuple[Tensor, Tensor]:
     a, b = ruler.cells(mine), ruler.cells(theirs)
     equal = (a.values == b.values) | (a.values.isnan() & b.values.isnan())
     error, allowed = (a.values - b.values).abs(), a.tolerance
-    if ruler.problem.pipeline == "logits":
+    if ruler.problem.op == "paged_logits":
         allowed = torch.maximum(allowed, FLOOR * torch.maximum(a.values.abs(), b.values.abs()))
     near = equal | ((error <= allowed) & torch.isfinite(error))
     return near, torch.where(equal | ~near, 0.0, error / allowed.clamp_min(1e-300))
@@ -267,7 +267,7 @@ def rank(problem: Problem, observed: Sequence[Any], models: Sequence[Fault] | No
 
 
 def rank_pairs(problem: Problem, observed: Sequence[Any], best: Sequence[Explanation]) -> list[Explanation]:
-    """Pairs of the given single explanations that touch different stages, by what they leave unexplained."""
+    """Pairs of the given single explanations that touch different steps, by what they leave unexplained."""
     ruler, kept = Ruler(problem), Operands()
     found = []
     singles = [each.faults[0] for each in best if each.faults[0] is not CORRECT]

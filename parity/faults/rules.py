@@ -96,15 +96,15 @@ def mean_jaccard(limit: float) -> Callable[[Seen], bool]:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule: name, whose it is, the judgement (True: accepted), and the pipelines whose results it can look at."""
+    """A rule: name, whose it is, the judgement (True: accepted), and the ops whose results it can look at."""
 
     name: str
     owner: str
     accepts: Callable[[Seen], bool]
-    pipelines: tuple[str, ...] = ("logits",)
+    ops: tuple[str, ...] = ("paged_logits",)
 
 
-SETS = ("logits", "topk")
+SETS = ("paged_logits", "topk")
 RULES = (
     Rule("cosine 1e-3", "DeepGEMM, vLLM, TensorRT-LLM", cosine(1e-3)),
     Rule("cosine 1e-3 and 5e-6", "DeepGEMM", cosine_pair),

@@ -23,7 +23,7 @@ from parity.numerics.arithmetic import named_model
 from parity.numerics.bounds import expected
 from parity.ops.paged_logits.case import Case
 from parity.ops.paged_logits.checks.selection import plain_topk
-from parity.ops.paged_logits.operands import build
+from parity.ops.paged_logits.operands import build_logits as build
 from parity.pages import counter
 
 STREAM = 61
@@ -72,7 +72,7 @@ def owners_operands(layout: str, requests: int, next_n: int, mean: int, seed: in
     weights = bell(seed, STREAM + 4, requests * next_n, heads)
     common = (weights, lens, table, int(lens.max()))
     plain = Plain(q, kv[:, :, None], *common, unquantised=torch.empty(0))
-    exact = expected(plain, contract("logits", "bf16")).logits
+    exact = expected(plain, contract("paged_logits", "bf16")).logits
     if layout == "bf16":
         return Plain(q, kv[:, :, None], *common, unquantised=exact)
     wide = kv.to(torch.float32)
@@ -146,7 +146,7 @@ def cached(key: Any, make: Callable[[], Any]) -> Any:
 
 def look(call: Callable[..., Any], operands: Any, key: Any, layout: str) -> Seen:
     """Run a logits function on operands and collect what rules may see."""
-    exact = cached(("exact", key), lambda: expected(operands, contract("logits", layout)).logits)
+    exact = cached(("exact", key), lambda: expected(operands, contract("paged_logits", layout)).logits)
     out = call(**operands.kwargs())
     wide = torch.full((out.shape[0], out.shape[1]), 0.0, dtype=torch.float64)
     wide[:, : exact.shape[1]] = exact
@@ -168,42 +168,38 @@ def look_topk(call: Callable[..., Any], operands: Any) -> Seen:
     return Seen(operands.logits, wide, wide, lens, positions.to(torch.int64), wanted)
 
 
-def refused(call: Callable[..., Any], pipeline: str, layout: str) -> dict[str, list[str]]:
+def refused(call: Callable[..., Any], op: str, layout: str) -> dict[str, list[str]]:
     """Group: names of the rules that refuse the function on at least one of the group's cases."""
     result: dict[str, list[str]] = {}
     for group in GROUPS:
         names: set[str] = set()
-        for at, operands in enumerate(_operands(group, pipeline, layout)):
+        for at, operands in enumerate(_operands(group, op, layout)):
             before = operands.kwargs()
             try:
-                seen = (
-                    look_topk(call, operands)
-                    if pipeline == "topk"
-                    else look(call, operands, (layout, group, at), layout)
-                )
+                seen = look_topk(call, operands) if op == "topk" else look(call, operands, (layout, group, at), layout)
             except (RuntimeError, IndexError, ValueError):
-                names |= {rule.name for rule in RULES if pipeline in rule.pipelines}  # any test dies of a crash
+                names |= {rule.name for rule in RULES if op in rule.ops}  # any test dies of a crash
                 continue
             finally:
-                _restored(group, pipeline, layout, at, before)
-            names |= {rule.name for rule in RULES if pipeline in rule.pipelines and not rule.accepts(seen)}
+                _restored(group, op, layout, at, before)
+            names |= {rule.name for rule in RULES if op in rule.ops and not rule.accepts(seen)}
         result[group] = sorted(names)
     return result
 
 
-def _operands(group: str, pipeline: str, layout: str) -> list[Any]:
-    if pipeline == "topk":
+def _operands(group: str, op: str, layout: str) -> list[Any]:
+    if op == "topk":
         whose, size = group.split()
         return cached(group, lambda: [build(topk_case(size, whose == "ours", seed)) for seed in range(3)])
     return cached(("groups", layout), lambda: groups_of(layout))[group]
 
 
-def _restored(group: str, pipeline: str, layout: str, at: int, named: dict[str, Any]) -> None:
+def _restored(group: str, op: str, layout: str, at: int, named: dict[str, Any]) -> None:
     """Models that write their inputs must not spoil the next one's: operands that changed are built again."""
     digest = tuple(
         int(x.contiguous().view(torch.uint8).to(torch.int64).sum()) for x in named.values() if isinstance(x, Tensor)
     )
-    if cached(("digest", group, pipeline, layout, at), lambda: digest) != digest:
+    if cached(("digest", group, op, layout, at), lambda: digest) != digest:
         for key in [key for key in _CACHE if key == group or key == ("groups", layout)]:
             del _CACHE[key]
 
@@ -212,13 +208,13 @@ def judge_model(id: str) -> tuple[str, dict[str, list[str]]]:
     """A model's id and the rules that refuse it, by group."""
     torch.set_num_threads(1)
     fault = BY_ID[id]
-    _operands(GROUPS[0], fault.pipeline, fault.layout)
-    return id, refused(function(fault), fault.pipeline, fault.layout)
+    _operands(GROUPS[0], fault.op, fault.layout)
+    return id, refused(function(fault), fault.op, fault.layout)
 
 
-def honest(pipeline: str, layout: str) -> dict[str, Callable[..., Any]]:
+def honest(op: str, layout: str) -> dict[str, Callable[..., Any]]:
     """Correct functions: staged float32, our torch path, sequential float32, and the tensor cores' arithmetic."""
-    if pipeline == "topk":
+    if op == "topk":
         from impl.topk import topk_to_slots
 
         return {"staged": staged("topk", layout), "ours": topk_to_slots}
@@ -237,9 +233,9 @@ def honest(pipeline: str, layout: str) -> dict[str, Callable[..., Any]]:
 
     import dataclasses
 
-    plain = contract("logits", layout)
+    plain = contract("paged_logits", layout)
     return {
-        "staged": staged("logits", layout),
+        "staged": staged("paged_logits", layout),
         "ours": getattr(torch_path, f"torch_{layout}_paged_mqa_logits"),
         "sequential": emulated(plain),
         "tensor cores": emulated(dataclasses.replace(plain, arithmetic=model)),
@@ -249,8 +245,8 @@ def honest(pipeline: str, layout: str) -> dict[str, Callable[..., Any]]:
 def judge_correct(which: tuple[str, str, str]) -> tuple[str, dict[str, list[str]]]:
     """The rules that refuse one correct function, by group."""
     torch.set_num_threads(1)
-    pipeline, layout, name = which
-    return f"{pipeline} {layout}: {name}", refused(honest(pipeline, layout)[name], pipeline, layout)
+    op, layout, name = which
+    return f"{op} {layout}: {name}", refused(honest(op, layout)[name], op, layout)
 
 
 def judged_models() -> list[str]:
@@ -258,7 +254,7 @@ def judged_models() -> list[str]:
     return [
         m.id
         for m in MODELS
-        if m.pipeline in ("logits", "topk") and not m.equivalent and not {"compile", "route"} & set(m.extra)
+        if m.op in ("paged_logits", "topk") and not m.equivalent and not {"compile", "route"} & set(m.extra)
     ]
 
 
@@ -268,7 +264,7 @@ def measure(workers: int | None = None) -> dict[str, Any]:
     ids = judged_models()
     correct = [
         (p, layout, n)
-        for p, layout in (("logits", "bf16"), ("logits", "fp8"), ("topk", "bf16"))
+        for p, layout in (("paged_logits", "bf16"), ("paged_logits", "fp8"), ("topk", "bf16"))
         for n in honest(p, layout)
     ]
     count = workers or min(8, os.cpu_count() or 1)
@@ -287,17 +283,15 @@ def measure(workers: int | None = None) -> dict[str, Any]:
         "format": 1,
         "models": models,
         "correct": good,
-        "rules": [rate(rule.name, rule.owner, rule.pipelines, models, good) for rule in RULES],
+        "rules": [rate(rule.name, rule.owner, rule.ops, models, good) for rule in RULES],
         "duration": round(time.monotonic() - started, 1),
     }
 
 
-def rate(
-    name: str, owner: str, pipelines: tuple[str, ...], models: dict[str, Any], good: dict[str, Any]
-) -> dict[str, Any]:
+def rate(name: str, owner: str, ops: tuple[str, ...], models: dict[str, Any], good: dict[str, Any]) -> dict[str, Any]:
     """One rule's row: of how many models it kills how many, and how many correct functions it refuses, by group."""
-    mine = {id: row for id, row in models.items() if BY_ID[id].pipeline in pipelines}
-    just = {id: row for id, row in good.items() if id.split()[0] in pipelines}
+    mine = {id: row for id, row in models.items() if BY_ID[id].op in ops}
+    just = {id: row for id, row in good.items() if id.split()[0] in ops}
     groups = {
         group: {
             "killed": sum(name in row[group] for row in mine.values()),
@@ -320,10 +314,10 @@ def table(report: dict[str, Any]) -> str:
             share = f"{found['killed'] / max(1, found['models']):.0%}"
             cells.append(share + (f" ({len(found['refused'])} of {found['correct']})" if found["refused"] else ""))
         lines.append(f"| {row['rule']} | {row['owner']} | " + " | ".join(cells) + " |")
-    counts = {p: sum(BY_ID[id].pipeline == p for id in report["models"]) for p in ("logits", "topk")}
+    counts = {p: sum(BY_ID[id].op == p for id in report["models"]) for p in ("paged_logits", "topk")}
     lines += [
         "",
-        f"Share of {counts['logits']} logits models killed (rules of index sets: and of {counts['topk']} top-k",
+        f"Share of {counts['paged_logits']} logits models killed (rules of index sets: and of {counts['topk']} top-k",
     ]
     lines[-1] += " models); in brackets correct functions refused."
     return "\n".join(lines) + "\n"

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import torch
 
-from parity.ops.store.case import StoreCase, parse_store_case
+from parity.ops.store.case import StoreCase
+from parity.run.operation import parse_case
 
 FILE = Path(__file__).resolve().parents[1] / "store_digests.json"
-LAYOUTS = ("bf16", "fp8", "fp4")
 # Every data class, dtype, weight and position kind, some -1s, ragged counts, and a pool with gaps.
 FIXED = tuple(
     StoreCase(ids=tuple(range(first, first + count)), layout=layout, perm=7, pages=count // 64 + 3, **fields)
-    for layout in LAYOUTS
+    for layout in ("bf16", "fp8", "fp4")  # a digest per recorded case: a new layout has none yet
     for first, count, fields in (
         (0, 512, {"data": "bell"}),
         (3, 200, {"data": "octaves", "pooled": "bf16", "weight": "bf16", "skip": 5, "seed": 1}),
@@ -34,7 +34,8 @@ FIXED = tuple(
 @functools.cache
 def known_digests() -> dict[str, dict[str, str]]:
     """Case string to {built-in name: digest}."""
-    return json.loads(FILE.read_text()) if FILE.is_file() else {}
+    found = json.loads(FILE.read_text()) if FILE.is_file() else {}
+    return {str(parse_case(text)): digests for text, digests in found.items()}
 
 
 def digest_of(contents: torch.Tensor) -> str:
@@ -44,9 +45,9 @@ def digest_of(contents: torch.Tensor) -> str:
 
 def compute(device: torch.device) -> dict[str, dict[str, str]]:
     """The digests of all modes on a device."""
-    from parity.ops.store.builtin import stores
-    from parity.ops.store.call import execute_store
+    from parity.ops.store.builtin import implementations as stores
     from parity.ops.store.operands import build_store
+    from parity.run.runner import execute as execute_store
 
     found: dict[str, dict[str, str]] = {}
     for impl in stores(device).values():
@@ -76,7 +77,7 @@ def main(words: list[str]) -> int:
     """Compare or record; 0 if nothing differs."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found = compute(device)
-    assert all(parse_store_case(case) for case in found)
+    assert all(parse_case(case) for case in found)
     if "--write" in words:
         FILE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
         print(f"recorded {sum(map(len, found.values()))} digests on {device}")

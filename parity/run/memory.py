@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from parity.pages.pools import TooLarge
+from parity.vocabulary import TooLarge
 
 WORKSPACE = 256 << 20
 """Bytes that an implementation may use beside inputs and outputs unless its contract names another number."""

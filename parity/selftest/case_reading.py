@@ -6,9 +6,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from parity.ops.paged_logits.case import LAYOUTS, Case
+from parity.ops.paged_logits.case import Case
 from parity.ops.paged_logits.operands import Operands
 from parity.ops.paged_logits.strategies import paged_cases
+from parity.pages.layout import find, names
 from reference.pages import byte_pages, read_keys
 
 
@@ -58,11 +59,11 @@ def slot_bytes_of(operands: Operands) -> Tensor:
     """Bytes of every slot of the pool, uint8 [slots, bytes a slot]: its values, then its scale."""
     layout = operands.case.layout
     pages = byte_pages(operands.kv_cache, layout)
-    payload = {"bf16": 256, "fp8": 128, "fp4": 64}[layout]
+    payload = find(layout).payload
     values = pages[:, : 64 * payload].reshape(-1, payload)
     return torch.cat([values, pages[:, 64 * payload :].reshape(len(values), -1)], 1)
 
 
 def any_paged_case() -> st.SearchStrategy[Case]:
     """Small cases of all layouts, with all that a case can vary."""
-    return st.one_of([paged_cases(layout=layout, min_rows=0, max_pages=3) for layout in LAYOUTS])
+    return st.one_of([paged_cases(layout=layout, min_rows=0, max_pages=3) for layout in names()])

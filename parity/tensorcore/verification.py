@@ -15,7 +15,7 @@ from parity.domain.contract import Contract
 from parity.numerics.arithmetic import Grouped, named_model, stored_models
 from parity.run import device as devices
 from parity.run import interpreter
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
 from parity.tensorcore.probe import OPERANDS, Verified, usual_models, verify_device_model
 
 MODES = ("auto", "bound")
@@ -94,7 +94,7 @@ def wanted_models(impl: Implementation, architecture: str) -> list[str]:
     known: it may run another instruction, add in another order, or convert its operands first. So its dots are a
     model's only where its contract says so by name (or by the same parameters), never by default."""
     contract = impl.contract
-    if impl.stage != "logits" or impl.absent:
+    if impl.arithmetic is None or impl.absent:
         return []
     operand = OPERANDS.get(impl.layout)
     if impl.spec is None and impl.kernel == "triton":

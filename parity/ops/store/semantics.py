@@ -1,7 +1,7 @@
 """Level semantics: does a store keep what DeepSeek's reference selects? Recall and regret against recorded floors.
 
 From the same pooled keys the reference stores its fp4-grid keys and the store under judgement its own. The reference's
-queries (64 heads, the rows after a prompt's last token) score both, exactly in float64, so that the store alone makes
+queries (64 heads, the rows after a prompt's last token) score both, exactly in float64, so that only the store makes
 the difference; top-k of both are compared. A floor belongs to a contract and a context length: the recorded mean over
 seeds minus six standard deviations between seeds and `ALLOWANCE`.
 
@@ -22,15 +22,16 @@ from torch import Tensor
 from parity.domain.contract import Contract
 from parity.domain.profiles import Profile
 from parity.numerics.selection import recall, regret
-from parity.ops.check import Check, complaint, verdict
+from parity.ops.check import Check, failed_call, verdict
 from parity.ops.store.case import StoreCase
 from parity.ops.store.operands import StoreOperands
 from parity.pages import counter
+from parity.pages.layout import find
 from parity.results import Status, Verdict
 from parity.run.device import provenance
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
 from parity.run.runner import Runner
-from reference import compressor, exact, formats, indexer, pages, rope
+from reference import compressor, exact, formats, indexer, rope
 from reference.config import FLASH
 from reference.hadamard import hadamard
 
@@ -54,7 +55,7 @@ def case_of(tokens: int, layout: str, seed: int) -> StoreCase:
 
 def key_of(contract: Contract) -> str:
     """What floors are recorded under: the contract's words that decide what is stored."""
-    scale = f"/{contract.scale}" if contract.layout == "fp8" else ""
+    scale = f"/{contract.scale}" if find(contract.layout).scale_rules else ""
     fake = "+fake_fp4" if contract.fake_fp4 else ""
     return f"{contract.layout}{scale}/{contract.schedule}{fake}"
 
@@ -70,7 +71,7 @@ def measure(operands: StoreOperands) -> dict[str, float]:
     pooled, weight = operands.pooled.cpu().to(torch.bfloat16), operands.norm_weight.cpu()
     places, table = operands.positions.cpu(), operands.rope_table.cpu()
     published = compressor.finish(pooled, weight, operands.eps, places, table).fp4.to(device)
-    values, scales = pages.read_keys(operands.kv_cache, case.layout, operands.out_loc)
+    values, scales = find(case.layout).read(operands.kv_cache, operands.out_loc)
     stored = exact.widen(values) * (1.0 if scales is None else exact.widen(scales)[:, None])
     q, w = queries(case, device)
     reference, mine = exact.logits(q, published, w), exact.logits(q, stored, w)
@@ -120,14 +121,14 @@ def _cases(impl: Implementation, profile: Profile, device: torch.device) -> st.S
 def judge_recall(runner: Runner, case: StoreCase) -> Verdict:
     """Recall at least, and regret at most, what is recorded for the contract at this length."""
     check = "semantics/recall"
-    outcome = runner.run(case)  # type: ignore[arg-type]
-    found = complaint(runner, check, case, outcome)  # type: ignore[arg-type]
+    outcome = runner.run(case)
+    found = failed_call(runner, check, case, outcome)
     if found is not None:
         return found
     floor = floors().get(key_of(runner.impl.contract), {}).get(str(tokens_of(case)))
     if floor is None:
         reason = f"no floor is recorded for {key_of(runner.impl.contract)} at {tokens_of(case)} tokens"
-        return verdict(runner, check, case, Status.UNSUPPORTED, reason)  # type: ignore[arg-type]
+        return verdict(runner, check, case, Status.UNSUPPORTED, reason)
     outcome.operands.restore(outcome.output)
     got = measure(outcome.operands)
     cells = ROWS * TOPK
@@ -137,8 +138,8 @@ def judge_recall(runner: Runner, case: StoreCase) -> Verdict:
     )
     good = got["recall"] >= floor["recall_floor"] and got["regret"] <= floor["regret_ceiling"]
     if good:
-        return verdict(runner, check, case, Status.PASSED, cells=cells)  # type: ignore[arg-type]
-    return verdict(runner, check, case, Status.FAILED, text, cells=cells)  # type: ignore[arg-type]
+        return verdict(runner, check, case, Status.PASSED, cells=cells)
+    return verdict(runner, check, case, Status.FAILED, text, cells=cells)
 
 
 def tokens_of(case: StoreCase) -> int:
@@ -154,9 +155,8 @@ CHECKS = [
     Check(
         "semantics",
         "recall",
-        ("store",),
         _cases,
-        judge_recall,  # type: ignore[arg-type]
+        judge_recall,
         0.0,
         accepts=_accepts,
         shrinks=False,
@@ -170,9 +170,9 @@ CHECKS = [
 
 def record(device: torch.device) -> dict[str, Any]:
     """Recall and regret of every mode of our store at every length, and floors from them."""
-    from parity.ops.store.builtin import stores
-    from parity.ops.store.call import execute_store
+    from parity.ops.store.builtin import implementations as stores
     from parity.ops.store.operands import build_store
+    from parity.run.runner import execute as execute_store
 
     found: dict[str, dict[str, dict[str, float]]] = {}
     for name, impl in stores(device).items():

@@ -9,8 +9,8 @@ import torch
 from impl import cache, configs, dispatch
 from impl.checks import Unsupported
 from parity.golden import compiled as compile_golden
-from parity.ops.paged_logits.case import parse_case
-from parity.ops.paged_logits.operands import build
+from parity.run.operation import parse_case
+from parity.ops.paged_logits.operands import build_logits as build
 from parity.command import CommandError
 from parity.build import compile as gate
 from parity.build import compile_store

@@ -8,11 +8,11 @@ import torch
 from parity.faults import building, catalogue
 from parity.numerics.bounds import exact_expected
 from parity.ops import fault as model
-from parity.ops.paged_logits.case import parse_case
 from parity.ops.paged_logits.faults import staged as staged_logits
 from parity.ops.paged_logits.judge import compare_exact
 from parity.ops.paged_logits.operands import build, build_logits, build_topk
 from parity.ops.topk.faults import staged as staged_topk
+from parity.run.operation import parse_case
 from parity.run.runner import poisoned_allocations
 
 REPORT = re.compile(r"[\w.-]+/[\w.-]+#\d+(, [\w.-]+/[\w.-]+#\d+)*")
@@ -24,7 +24,7 @@ def test_the_catalogue_has_every_kind_several_times():
     kinds = [fault.kind for fault in models if not fault.equivalent]
     assert set(kinds) == set(model.KINDS) and len(model.KINDS) == 13
     assert min(kinds.count(kind) for kind in model.KINDS) >= 4
-    assert {fault.pipeline for fault in models} == set(model.PIPELINES)
+    assert {fault.op for fault in models} == {"paged_logits", "topk", "store", "compressor"}
 
 
 def test_names_sentences_and_reports_are_well_formed():
@@ -44,9 +44,9 @@ def test_half_of_a_model_is_a_function_of_its_name():
 
 def test_a_model_changes_something_and_names_its_kind():
     with pytest.raises(ValueError, match="kind"):
-        model.Fault("x", "relu", "nonsense", "says nothing", change={"relu": abs})
+        model.Fault("x", "relu", "nonsense", "says nothing", op="topk", change={"relu": abs})
     with pytest.raises(ValueError, match="both or neither"):
-        model.Fault("x", "relu", "formula", "says nothing")
+        model.Fault("x", "relu", "formula", "says nothing", op="topk")
 
 
 @pytest.mark.parametrize("fault", catalogue.MODELS, ids=lambda fault: fault.id)
@@ -68,7 +68,7 @@ def test_the_staged_logits_are_exact_on_exact_data(text, layout):
     operands = build(parse_case(f"{text} layout={layout}" if layout != "bf16" else text))
     with poisoned_allocations():
         out = staged_logits.function(layout)(**operands.kwargs())
-    wanted = exact_expected(operands, building.contract("logits", layout))
+    wanted = exact_expected(operands, building.contract("paged_logits", layout))
     assert compare_exact(out, wanted, operands).passed
 
 

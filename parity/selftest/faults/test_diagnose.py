@@ -13,8 +13,8 @@ from parity.faults.building import function, staged
 from parity.faults.capture import load_capture, save_capture
 from parity.faults.catalogue import BY_ID
 from parity.faults.explaining import equals, function_of, observe, problem_of, rank
-from parity.ops.paged_logits.case import parse_case
-from parity.ops.paged_logits.operands import build
+from parity.ops.paged_logits.operands import build_logits as build
+from parity.run.operation import parse_case
 from parity.run.runner import poisoned_allocations
 
 TEXT = "v1 lens=130,70,5,200 next_n=2 heads=8 data=octaves seed=3 perm=5 max_len=230"
@@ -43,7 +43,7 @@ def test_indistinguishable_models_are_listed_as_equals():
 
 def test_nothing_is_wrong_with_a_correct_result():
     problem = problem_of(parse_case(TEXT))
-    found = diagnose.diagnose(problem, observe(problem, staged("logits", "bf16")))
+    found = diagnose.diagnose(problem, observe(problem, staged("paged_logits", "bf16")))
     assert not found.explained and "that of a correct implementation" in diagnose.lines(found)[0]
 
 
@@ -58,7 +58,7 @@ def test_two_faults_at_once_are_found():
 
 def test_what_nothing_explains_is_described_by_its_pattern():
     problem = problem_of(parse_case(TEXT))
-    observed = observe(problem, staged("logits", "bf16"))
+    observed = observe(problem, staged("paged_logits", "bf16"))
     for out in observed:
         out[:, 3::16] += 1000.0
     found = diagnose.diagnose(problem, observed)
@@ -101,7 +101,7 @@ def test_a_function_of_ones_own_is_diagnosed(tmp_path, capsys):
     words = ["diagnose", "--impl", f"{file}:logits", "--layout", "bf16", "--case", TEXT, "--json", str(out)]
     assert cli.main(words) == 0
     said = capsys.readouterr().out
-    assert "first bad stage: head-weight" in said and "weight-row-0" in said and "prime-rl#3504" in said
+    assert "first bad step: head-weight" in said and "weight-row-0" in said and "prime-rl#3504" in said
     report = json.loads(out.read_text())
     assert report["best"][0]["faults"] == ["weight-row-0"] and report["separating_case"].startswith("v1 ")
 

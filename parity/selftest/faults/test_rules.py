@@ -60,7 +60,7 @@ def test_index_sets():
 
 def test_nan_is_refused_by_every_rule_of_values():
     for rule in RULES:
-        if rule.pipelines == ("logits",):
+        if rule.ops == ("paged_logits",):
             assert not rule.accepts(seen([[math.nan]], [[1.0]])), rule.name
 
 
@@ -70,11 +70,11 @@ def test_owners_operands_are_accepted_from_a_correct_function_and_a_fault_is_ref
 
     for layout in ("bf16", "fp8"):
         operands = rules_run.owners_operands(layout, 2, 2, 70, seed=1)
-        good = rules_run.look(staged("logits", layout), operands, ("test", layout), layout)
+        good = rules_run.look(staged("paged_logits", layout), operands, ("test", layout), layout)
         bad = rules_run.look(
             function(BY_ID["relu-missing"])
             if layout == "bf16"
-            else staged("logits", layout, None, BY_ID["relu-missing"].change),
+            else staged("paged_logits", layout, None, BY_ID["relu-missing"].change),
             operands,
             ("test", layout),
             layout,
@@ -84,8 +84,8 @@ def test_owners_operands_are_accepted_from_a_correct_function_and_a_fault_is_ref
 
 def test_the_table_has_a_line_for_every_rule():
     row = {group: ["cosine 1e-3"] for group in rules_run.GROUPS}
-    models, correct = {"relu-missing": row}, {"logits bf16: staged": row}
-    rates = [rules_run.rate(rule.name, rule.owner, rule.pipelines, models, correct) for rule in RULES]
+    models, correct = {"relu-missing": row}, {"paged_logits bf16: staged": row}
+    rates = [rules_run.rate(rule.name, rule.owner, rule.ops, models, correct) for rule in RULES]
     report = {"models": models, "correct": correct, "rules": rates}
     text = rules_run.table(report)
     assert all(rule.name in text for rule in RULES) and "100% (1 of 1)" in text

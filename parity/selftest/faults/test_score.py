@@ -20,7 +20,7 @@ def planted(monkeypatch):
     monkeypatch.setattr(score, "ordered", lambda stage, kind=None: all_checks(stage=stage)[:3])
 
     def plant(**fields):
-        fault = Fault("planted", "relu", "formula", "planted by a test", **fields)
+        fault = Fault("planted", "relu", "formula", "planted by a test", op="paged_logits", **fields)
         monkeypatch.setitem(catalogue.BY_ID, "planted", fault)
         return fault
 

@@ -19,9 +19,9 @@ from parity.golden import files as golden_files
 from parity.golden import goldens as golden
 from parity.golden.files import GoldenError
 from parity.numerics.bounds import expected
-from parity.ops.paged_logits.case import parse_case
-from parity.ops.paged_logits.operands import build
-from parity.run.registry import Implementation
+from parity.ops.paged_logits.operands import build_logits as build
+from parity.run.implementation import Implementation
+from parity.run.operation import parse_case
 
 SMALL = {
     "bf16-small": "v1 lens=66,3 heads=8 data=octaves seed=1 perm=2",

@@ -14,9 +14,9 @@ from parity.domain.contract import Contract
 from parity.numerics.arithmetic import Grouped
 from parity.numerics.bounds import exact_expected, expected, is_exact_data
 from parity.numerics.exactness import quantum, round_to
-from parity.ops.paged_logits.case import parse_case
 from parity.ops.paged_logits.judge import Status, compare_bounded, compare_exact, compare_nonfinite
-from parity.ops.paged_logits.operands import build
+from parity.ops.paged_logits.operands import build_logits as build
+from parity.run.operation import parse_case
 from parity.selftest.judge_operands import make_operands
 from reference.pages import PAGE, read_keys, write_keys
 

@@ -1,22 +1,31 @@
 """Sizes that are counted before anything is built: pages, bytes of pool and operands, and the refusal."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parity.ops.compressor.case import operand_bytes as compressor_bytes
-from parity.ops.paged_logits.case import Case, parse_case
-from parity.ops.paged_logits.operands import build, operand_bytes, topk_operand_bytes
-from parity.ops.paged_logits.strategies import topk_cases
+from parity.ops.compressor.operands import operand_bytes as compressor_bytes
+from parity.ops.paged_logits.case import Case
+from parity.ops.paged_logits.operands import operand_bytes
 from parity.ops.store.operands import operand_bytes as store_bytes
+from parity.ops.topk.operands import operand_bytes as topk_operand_bytes
+from parity.ops.topk.strategies import topk_cases
 from parity.pages import pools
 from parity.pages.placement import count_pages, place
-from parity.pages.pools import TooLarge, lazy_buffer, pool_bytes
+from parity.pages.pools import lazy_buffer, pool_bytes
 from parity.run import memory
+from parity.run.operation import find, parse_case
 from parity.selftest.case_reading import any_paged_case
+from parity.vocabulary import TooLarge
 
 CPU = torch.device("cpu")
+
+
+def build(case: Any) -> Any:
+    return find(case.op).build(case, CPU)
 
 
 @settings(max_examples=120, deadline=None)
@@ -79,7 +88,7 @@ LARGE = (
     "v1 stage=topk data=random lens=16777216x4096",
     "v1 stage=topk data=random lens=3x100000 k=16777216",
     "v1 stage=store ids=0..524287 pages=1048576 gap=1048576",
-    "v1 stage=compressor calls=0:99999999999",
+    "v1 stage=compressor calls=0:999999999",
 )
 
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from parity.ops.paged_logits.case import HEADS, LAYOUTS, LOGITS_DATA, TOPK_DATA, Case, parse_case
+from parity.ops.paged_logits.case import HEADS, LAYOUTS, LOGITS_DATA, TOPK_DATA, Case
 from parity.ops.paged_logits.operands import build_logits, build_topk
 from parity.pages import counter, tables
 from parity.pages.values import CLASSES, draw_keys, draw_queries, draw_weights, exactness
+from parity.run.operation import parse_case
 from parity.selftest.case_reading import read_row, slots_of
 from reference.exact import dots, logits
 from reference.formats import e4m3_encode

@@ -4,23 +4,21 @@ from fractions import Fraction
 
 import pytest
 import torch
+from torch import zeros
 
+from parity.selftest.helpers import refusals, refuses, seeded
 from reference import exact, formats, rope
 from reference.config import TINY
 
 
 def integers(*shape: int, seed: int, low: int = -8, high: int = 9) -> torch.Tensor:
-    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(low, high, shape, generator=seeded(seed))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn])
 def test_dots_and_logits_on_integers(dtype: torch.dtype) -> None:
-    q, k, w, s = (
-        integers(3, 8, 128, seed=0),
-        integers(5, 128, seed=1),
-        integers(3, 8, seed=2),
-        2.0 ** integers(5, seed=3),
-    )
+    q, k, w = integers(3, 8, 128, seed=0), integers(5, 128, seed=1), integers(3, 8, seed=2)
+    s = 2.0 ** integers(5, seed=3)
     stored = [formats.e4m3_encode(x.float()).view(dtype) if dtype.itemsize == 1 else x.to(dtype) for x in (q, k)]
     dot, absdot = exact.dots(*stored)
     assert dot.dtype == absdot.dtype == torch.float64
@@ -33,7 +31,7 @@ def test_dots_and_logits_on_integers(dtype: torch.dtype) -> None:
 
 
 def test_logits_of_random_values_by_rationals() -> None:
-    generator = torch.Generator().manual_seed(4)
+    generator = seeded(4)
     q, k = (torch.randn(*shape, generator=generator).to(torch.bfloat16) for shape in ((1, 2, 16), (3, 16)))
     w = torch.randn(1, 2, generator=generator)
     got = exact.logits(q, k, w)
@@ -53,19 +51,20 @@ def test_nan_and_infinity_reach_the_logit() -> None:
 
 
 def test_empty_shapes() -> None:
-    dot, absdot = exact.dots(torch.zeros(0, 8, 128), torch.zeros(5, 128))
+    dot, absdot = exact.dots(zeros(0, 8, 128), zeros(5, 128))
     assert dot.shape == absdot.shape == (0, 8, 5)
-    assert exact.logits(torch.zeros(2, 8, 128), torch.zeros(0, 128), torch.zeros(2, 8)).shape == (2, 0)
+    assert exact.logits(zeros(2, 8, 128), zeros(0, 128), zeros(2, 8)).shape == (2, 0)
 
 
 def test_key_chain_by_the_definition() -> None:
-    generator = torch.Generator().manual_seed(5)
+    generator = seeded(5)
     pooled = torch.randn(4, 128, generator=generator).to(torch.bfloat16)
     weight = 1 + 0.1 * torch.randn(128, generator=generator)
     positions = torch.tensor([0, 4, 8, 400], dtype=torch.int32)
     table = rope.rope_table(TINY, 401)
     z, total = exact.key_chain(pooled, weight, 1e-6, positions, table)
     assert z.dtype == total.dtype == torch.float64 and z.shape == total.shape == (4, 128)
+    matrix = torch.tensor([[(-1.0) ** bin(i & j).count("1") for j in range(128)] for i in range(128)]).double()
     for row in range(4):
         a = pooled[row].double()
         y = a / (a.square().sum() / 128 + 1e-6) ** 0.5 * weight.double()
@@ -74,31 +73,21 @@ def test_key_chain_by_the_definition() -> None:
             i, (c, s) = 64 + 2 * pair, table[int(positions[row]), 2 * pair : 2 * pair + 2].double()
             re, im = y[i].clone(), y[i + 1].clone()
             y[i], y[i + 1] = re * c - im * s, re * s + im * c
-            terms[i] = (re * c).abs() + (im * s).abs()
-            terms[i + 1] = (re * s).abs() + (im * c).abs()
-        matrix = torch.tensor([[(-1.0) ** bin(i & j).count("1") for j in range(128)] for i in range(128)]).double()
+            terms[i], terms[i + 1] = (re * c).abs() + (im * s).abs(), (re * s).abs() + (im * c).abs()
         assert torch.allclose(z[row], matrix @ y * 128**-0.5, rtol=1e-13, atol=1e-13)
         assert torch.allclose(total[row], terms.sum() * 128**-0.5, rtol=1e-13, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: exact.dots(torch.zeros(2, 128), torch.zeros(3, 128)), r"expected q \[n, H, D\]"),
-        (lambda: exact.logits(torch.zeros(1, 2, 8), torch.zeros(3, 8), torch.zeros(1, 3)), r"w \[n, H\]"),
-        (lambda: exact.logits(torch.zeros(1, 2, 8), torch.zeros(3, 8), torch.zeros(1, 2), torch.zeros(2)), r"s \[3\]"),
-        (
-            lambda: exact.key_chain(torch.zeros(1, 128), torch.zeros(64), 1e-6, torch.zeros(1), torch.zeros(1, 64)),
-            "norm_weight",
-        ),
-        (
-            lambda: exact.key_chain(torch.zeros(1, 128), torch.zeros(128), 1e-6, torch.zeros(2), torch.zeros(1, 64)),
-            r"positions \[1\]",
-        ),
-    ],
+test_wrong_shapes = refusals(
+    {
+        r"expected q \[n, H, D\]": lambda: exact.dots(zeros(2, 128), zeros(3, 128)),
+        r"w \[n, H\]": lambda: exact.logits(zeros(1, 2, 8), zeros(3, 8), zeros(1, 3)),
+        r"s \[3\]": lambda: exact.logits(zeros(1, 2, 8), zeros(3, 8), zeros(1, 2), zeros(2)),
+        "norm_weight": lambda: exact.key_chain(zeros(1, 128), zeros(64), 1e-6, zeros(1), zeros(1, 64)),
+        r"positions \[1\]": lambda: exact.key_chain(zeros(1, 128), zeros(128), 1e-6, zeros(2), zeros(1, 64)),
+    }
 )
-def test_errors(call, words: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match=words):
-        call()
-    with pytest.raises(TypeError, match="floating-point"):
-        exact.widen(torch.zeros(1, dtype=torch.int32))
+
+
+def test_integers_are_refused() -> None:
+    refuses(TypeError, "floating-point", exact.widen, zeros(1, dtype=torch.int32))

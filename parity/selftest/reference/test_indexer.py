@@ -1,7 +1,6 @@
 """The published indexer end to end: against the recordings, across splits, and free of torch's default dtype."""
 
-import json
-from pathlib import Path
+import dataclasses
 
 import pytest
 import torch
@@ -9,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parity.recorded import rules
-from parity.recorded.files import Recording, read_file
+from parity.recorded.files import Recording, read_file, read_index
+from parity.selftest.helpers import OFFICIAL, bits, refusals, refuses, seeded
 from reference import formats, indexer, linear
-from reference.config import TINY, IndexerConfig
+from reference.config import IndexerConfig
 from reference.indexer import Indexer, IndexerParams, Output
 
-OFFICIAL = Path(__file__).parents[3] / "fixtures" / "official"
-ENTRIES = {entry["file"]: entry for entry in json.loads((OFFICIAL / "index.json").read_text())["files"]}
+ENTRIES = {entry["file"]: entry for entry in read_index(OFFICIAL)}
 CASES = [name for name, entry in ENTRIES.items() if entry["kind"].startswith(("prefill", "decode"))]
 
 SMALL = IndexerConfig(dim=64, q_lora_rank=128, n_heads=8, topk=4)
 MODEL = Indexer(IndexerParams.random(SMALL), SMALL, max_position=128)
-_generator = torch.Generator().manual_seed(3)
+_generator = seeded(3)
 X = torch.randn(2, 40, SMALL.dim, generator=_generator).to(torch.bfloat16)
 QR = torch.randn(2, 40, SMALL.q_lora_rank, generator=_generator).to(torch.bfloat16)
 
@@ -31,8 +30,9 @@ def model_of(recording: Recording, how: str) -> Indexer:
     return Indexer(params, recording.config(), how=how)
 
 
-def bits(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous().view(torch.int16)
+def same(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Where two bf16 tensors hold the same bits."""
+    return x.contiguous().view(torch.int16) == y.contiguous().view(torch.int16)
 
 
 @pytest.mark.parametrize("how", linear.HOW)
@@ -49,29 +49,27 @@ def test_prefill_from_the_hidden_states(name: str, how: str) -> None:
 
     weights = rules.matmul(x[:, logit_rows], model.params.weights_proj)
     assert rules.interval(out.weights_proj[:, logit_rows], weights).rejected == 0
-    same_w = bits(out.weights_proj[:, logit_rows]) == bits(held["prefill.w.proj"])
-    assert bool((bits(out.weights[:, logit_rows]) == bits(held["prefill.w.scaled"]))[same_w].all())
+    same_w = same(out.weights_proj[:, logit_rows], held["prefill.w.proj"])
+    assert bool(same(out.weights[:, logit_rows], held["prefill.w.scaled"])[same_w].all())
 
-    same_q = (
-        (bits(out.query.proj.flatten(-2)[:, rows]) == bits(held["prefill.q.proj"])).unflatten(-1, (-1, 128)).all(-1)
-    )
+    same_q = same(out.query.proj.flatten(-2)[:, rows], held["prefill.q.proj"]).unflatten(-1, (-1, 128)).all(-1)
     assert float(same_q.float().mean()) > 0.5  # enough left for the following comparisons to mean something
-    for mine, stage in ((out.query.roped, "roped"), (out.query.hadamard, "hadamard"), (out.query.fp4, "fp4")):
-        assert bool((bits(mine[:, rows]) == bits(held[f"prefill.q.{stage}"]))[same_q].all())
+    for step in ("roped", "hadamard", "fp4"):
+        assert bool(same(getattr(out.query, step)[:, rows], held[f"prefill.q.{step}"])[same_q].all())
 
     total = x.shape[1] // 4
     if total == 0:
         assert out.logits.shape[-1] == 0 and out.topk.shape[-1] == 0
         return
     mine = torch.stack([keys.fp4 for keys in out.keys])
-    same_k = (bits(mine) == bits(held["prefill.k.fp4"])).all(dim=-1)
+    same_k = same(mine, held["prefill.k.fp4"]).all(dim=-1)
     assert float(same_k.float().mean()) > 0.5
     both = torch.isin(logit_rows, rows)
     whole = same_q.all(-1)[:, torch.isin(rows, logit_rows)] & same_w.all(-1)[:, both]
     cells = whole[:, :, None] & same_k[:, None, :]
     assert how == "library" or bool(cells.any())  # "exact" flips the same few values on every machine
-    for got, stage in ((out.logits, "logits"), (out.masked, "masked")):
-        assert bool((bits(got[:, logit_rows[both]]) == bits(held[f"prefill.s.{stage}"][:, both]))[cells].all())
+    for step in ("logits", "masked"):
+        assert bool(same(getattr(out, step)[:, logit_rows[both]], held[f"prefill.s.{step}"][:, both])[cells].all())
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if ENTRIES[name]["decode_steps"]])
@@ -90,24 +88,23 @@ def test_decode_from_the_hidden_states(name: str) -> None:
         recorded += [held["decode.k.fp4"].transpose(0, 1)] if "decode.k.fp4" in held else []
         if total == 0:
             continue
-        same_k = (bits(keys) == bits(torch.cat(recorded, 1)[:, :total])).all(-1)
-        same_row = (bits(out.query.fp4[:, 0]) == bits(held["decode.q.fp4"][step])).flatten(1).all(1)
-        same_row &= (bits(out.weights[:, 0]) == bits(held["decode.w.scaled"][step])).all(1)
-        cells = same_row[:, None] & same_k
+        same_k = same(keys, torch.cat(recorded, 1)[:, :total]).all(-1)
+        same_row = same(out.query.fp4[:, 0], held["decode.q.fp4"][step]).flatten(1).all(1)
+        same_row &= same(out.weights[:, 0], held["decode.w.scaled"][step]).all(1)
         assert float(same_k.float().mean()) > 0.5
-        assert bool((bits(out.logits[:, 0]) == bits(held["decode.s.logits"][step][:, :total]))[cells].all())
+        cells = same_row[:, None] & same_k
+        assert bool(same(out.logits[:, 0], held["decode.s.logits"][step][:, :total])[cells].all())
 
 
 def same_selection(a: Output, b: Output, row_a: int, row_b: int) -> bool:
     """Same selected logits (ties may go either way)."""
-    picked = [out.masked[0, row].sort(descending=True).values for out, row in ((a, row_a), (b, row_b))]
-    short = min(len(x) for x in picked)
-    chosen = [out.topk[0, row] for out, row in ((a, row_a), (b, row_b))]
-    values = [
-        out.masked[0, row][positions[positions >= 0]].sort().values
-        for out, row, positions in zip((a, b), (row_a, row_b), chosen, strict=True)
-    ]
-    return torch.equal(picked[0][:short], picked[1][:short]) and torch.equal(*values)
+    scores, values = [], []
+    for out, row in ((a, row_a), (b, row_b)):
+        masked, positions = out.masked[0, row], out.topk[0, row]
+        scores.append(masked.sort(descending=True).values)
+        values.append(masked[positions[positions >= 0]].sort().values)
+    short = min(map(len, scores))
+    return torch.equal(scores[0][:short], scores[1][:short]) and torch.equal(*values)
 
 
 @settings(max_examples=40, deadline=None)
@@ -137,11 +134,12 @@ def test_decode_equals_prefill(length: int) -> None:
 def test_topk_rows_and_offset() -> None:
     out = MODEL.chunk(X[:1], QR[:1], MODEL.state(), offset=40)
     for t, row in enumerate(out.topk[0].tolist()):
-        count = min(SMALL.topk, (t + 1) // 4)
-        assert all(40 <= s < 40 + (t + 1) // 4 for s in row[:count]) and row[count:] == [-1] * (len(row) - count)
+        total, at = (t + 1) // 4, slice(t, t + 1)
+        count = min(SMALL.topk, total)
+        assert all(40 <= s < 40 + total for s in row[:count]) and row[count:] == [-1] * (len(row) - count)
         assert len(set(row[:count])) == count
-        assert rules.topk(out.topk[:, t : t + 1] - 40 * (out.topk[:, t : t + 1] >= 0), out.masked[:, t : t + 1],
-                          torch.tensor([(t + 1) // 4]), SMALL.topk).rejected == 0  # fmt: skip
+        picked = out.topk[:, at] - 40 * (out.topk[:, at] >= 0)
+        assert rules.topk(picked, out.masked[:, at], torch.tensor([total]), SMALL.topk).rejected == 0
 
 
 def test_default_dtype_is_irrelevant() -> None:
@@ -157,9 +155,9 @@ def test_default_dtype_is_irrelevant() -> None:
 
 
 def test_fp8_projection_quantises_its_input() -> None:
-    config = IndexerConfig(dim=64, q_lora_rank=256, n_heads=8, topk=4, wq_b="fp8")
+    config = dataclasses.replace(SMALL, q_lora_rank=256, wq_b="fp8")
     params = IndexerParams.random(config)
-    qr = torch.randn(5, 256, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    qr = torch.randn(5, 256, generator=seeded(0)).to(torch.bfloat16)
     payload, power = linear.quantise_activation(qr)
     scale = formats.pow2(power).repeat_interleave(128, dim=-1)
     assert params.wq_b is not None
@@ -193,8 +191,7 @@ def test_scores_round_dot_product_and_sum() -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 64])
 def test_exact_projection_of_a_row_does_not_depend_on_its_company(rows: int) -> None:
-    x = torch.randn(300, 64, generator=torch.Generator().manual_seed(1))
-    weight = torch.randn(256, 64, generator=torch.Generator().manual_seed(2))
+    x, weight = torch.randn(300, 64, generator=seeded(1)), torch.randn(256, 64, generator=seeded(2))
     whole = linear.project_float32(x, weight)
     assert torch.equal(linear.project_float32(x[290 : 290 + rows], weight), whole[290 : 290 + rows])
     error = rules.matmul(x, weight)
@@ -202,29 +199,22 @@ def test_exact_projection_of_a_row_does_not_depend_on_its_company(rows: int) -> 
     assert rules.interval(linear.project_float32(x, weight, "library"), error).rejected == 0
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: MODEL.chunk(X, QR[:, :3], MODEL.state(2)), r"qr: expected torch.bfloat16 \[2, 40, 128\]"),
-        (lambda: MODEL.chunk(X.float(), QR, MODEL.state(2)), "x: expected torch.bfloat16"),
-        (lambda: MODEL.chunk(X, QR, MODEL.state(3)), r"x: expected torch.bfloat16 \[3, S, 64\]"),
-        (lambda: MODEL.chunk(X, QR, MODEL.state(3), [1, 1]), "distinct slots"),
-        (lambda: MODEL.compress(X.repeat(1, 4, 1), MODEL.state(2)), r"must end by position 128 .* got 160"),
-        (lambda: Indexer(MODEL.params, SMALL, how="fast"), "how must be one of exact, library, got 'fast'"),
-        (lambda: IndexerParams.from_tensors({}), "tensor param.wkv is missing"),
-        (lambda: linear.project_float32(torch.zeros(2, 3), torch.zeros(4, 5)), r"weight \[N, K\]"),
-    ],
+test_errors = refusals(
+    {
+        r"qr: expected torch.bfloat16 \[2, 40, 128\]": lambda: MODEL.chunk(X, QR[:, :3], MODEL.state(2)),
+        "x: expected torch.bfloat16": lambda: MODEL.chunk(X.float(), QR, MODEL.state(2)),
+        r"x: expected torch.bfloat16 \[3, S, 64\]": lambda: MODEL.chunk(X, QR, MODEL.state(3)),
+        "distinct slots": lambda: MODEL.chunk(X, QR, MODEL.state(3), [1, 1]),
+        r"must end by position 128 .* got 160": lambda: MODEL.compress(X.repeat(1, 4, 1), MODEL.state(2)),
+        "how must be one of exact, library, got 'fast'": lambda: Indexer(MODEL.params, SMALL, how="fast"),
+        "tensor param.wkv is missing": lambda: IndexerParams.from_tensors({}),
+        r"weight \[N, K\]": lambda: linear.project_float32(torch.zeros(2, 3), torch.zeros(4, 5)),
+        "wants an fp8 wq_b": lambda: indexer.project_q(QR, MODEL.params, dataclasses.replace(SMALL, wq_b="fp8")),
+    }
 )
-def test_errors(call, words: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match=words):
-        call()
 
 
 def test_chunk_wants_slots_at_one_position() -> None:
     state = MODEL.state(2)
     MODEL.compress(X[:1, :3], state, [0])
-    with pytest.raises(ValueError, match=r"slots at one position, got lengths \[0, 3\]"):
-        MODEL.chunk(X, QR, state)
-    with pytest.raises(ValueError, match="wants an fp8 wq_b"):
-        indexer.project_q(QR, MODEL.params, IndexerConfig(dim=64, q_lora_rank=128, n_heads=8, topk=4, wq_b="fp8"))
-    assert TINY.wq_b == "bf16"
+    refuses(ValueError, r"slots at one position, got lengths \[0, 3\]", MODEL.chunk, X, QR, state)

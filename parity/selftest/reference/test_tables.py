@@ -1,75 +1,62 @@
 """Configurations, rotary tables and the Hadamard transform, against the recorded units and the definitions."""
 
-import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from parity.selftest.helpers import OFFICIAL, refusals, refuses, seeded
 from reference import exact, rope
 from reference.config import FLASH, PRO, TINY, IndexerConfig
 from reference.hadamard import hadamard, hadamard_exact
 
-OFFICIAL = Path(__file__).parents[3] / "fixtures" / "official"
-RELEASED = {
-    "hidden_size": 4096,
-    "q_lora_rank": 1024,
-    "index_n_heads": 64,
-    "index_topk": 512,
-    "index_head_dim": 128,
+SCALING = {"factor": 16, "original_max_position_embeddings": 65536, "beta_fast": 32, "beta_slow": 1}
+SIZES = {"hidden_size": 4096, "q_lora_rank": 1024, "index_n_heads": 64, "index_topk": 512, "index_head_dim": 128}
+RELEASED = SIZES | {
     "qk_rope_head_dim": 64,
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000,
     "compress_rope_theta": 160000,
     "compress_ratios": [0, 0, 4, 128, 4, 0],
-    "rope_scaling": {
-        "type": "yarn",
-        "factor": 16,
-        "original_max_position_embeddings": 65536,
-        "beta_fast": 32,
-        "beta_slow": 1,
-    },
+    "rope_scaling": {"type": "yarn", **SCALING},
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }
 
 
-def written(tmp_path: Path, data: object) -> Path:
-    path = tmp_path / "config.json"
+def read(folder: Path, data: object) -> IndexerConfig:
+    path = folder / "config.json"
     path.write_text(data if isinstance(data, str) else json.dumps(data))
-    return path
+    return IndexerConfig.from_hf_config(path)
 
 
 def test_released_config(tmp_path: Path) -> None:
-    assert IndexerConfig.from_hf_config(written(tmp_path, RELEASED)) == FLASH
-    assert IndexerConfig.from_hf_config(tmp_path) == FLASH
-    pro = RELEASED | {"hidden_size": 7168, "q_lora_rank": 1536, "index_topk": 1024}
-    assert IndexerConfig.from_hf_config(written(tmp_path, pro)) == PRO
+    assert read(tmp_path, RELEASED) == IndexerConfig.from_hf_config(tmp_path) == FLASH
+    assert read(tmp_path, RELEASED | {"hidden_size": 7168, "q_lora_rank": 1536, "index_topk": 1024}) == PRO
 
 
 def test_config_as_transformers_saves_it(tmp_path: Path) -> None:
     dropped = ("qk_rope_head_dim", "compress_ratios", "rope_scaling", "compress_rope_theta", "quantization_config")
     saved = {name: value for name, value in RELEASED.items() if name not in dropped}
-    scaling = {name: value for name, value in RELEASED["rope_scaling"].items() if name != "type"}  # type: ignore[attr-defined]
     saved |= {
         "head_dim": 512,
         "partial_rotary_factor": 0.125,
         "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128},
-        "rope_parameters": {"main": {}, "compress": scaling | {"rope_type": "yarn", "rope_theta": 160000.0}},
+        "rope_parameters": {"main": {}, "compress": SCALING | {"rope_type": "yarn", "rope_theta": 160000.0}},
     }
-    assert IndexerConfig.from_hf_config(written(tmp_path, saved)) == dataclasses.replace(FLASH, wq_b="bf16")
+    assert read(tmp_path, saved) == replace(FLASH, wq_b="bf16")
 
 
 @pytest.mark.parametrize("field", [name for name in RELEASED if name not in ("rope_theta", "quantization_config")])
 def test_missing_field_is_named(tmp_path: Path, field: str) -> None:
-    path = written(tmp_path, {name: value for name, value in RELEASED.items() if name != field})
-    with pytest.raises(ValueError, match=rf"config.json: field .*({field}|rope_theta) is missing"):
-        IndexerConfig.from_hf_config(path)
+    rest = {name: value for name, value in RELEASED.items() if name != field}
+    refuses(ValueError, rf"config.json: field .*({field}|rope_theta) is missing", read, tmp_path, rest)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "sentence"),
     [
         ({"hidden_size": "wide"}, "hidden_size must be an integer, got 'wide'"),
         ({"index_head_dim": 64}, "config.json: .*head_dim must be 128, got 64"),
@@ -81,28 +68,32 @@ def test_missing_field_is_named(tmp_path: Path, field: str) -> None:
         ({"compress_ratios": [0, 128]}, "compress_ratios must be a list that contains 4"),
         ({"index_topk": 0}, "topk must be a positive integer, got 0"),
         ({"quantization_config": "fp8"}, "quantization_config must be an object"),
+        ("{", "config.json: is not JSON"),
+        ("[]", "config.json: must hold a JSON object"),
     ],
 )
-def test_bad_field_is_named(tmp_path: Path, change: dict[str, object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        IndexerConfig.from_hf_config(written(tmp_path, RELEASED | change))
+def test_bad_field_is_named(tmp_path: Path, change: dict[str, object] | str, sentence: str) -> None:
+    refuses(ValueError, sentence, read, tmp_path, change if isinstance(change, str) else RELEASED | change)
 
 
-@pytest.mark.parametrize(("text", "words"), [("{", "is not JSON"), ("[]", "must hold a JSON object")])
-def test_unreadable_config(tmp_path: Path, text: str, words: str) -> None:
-    with pytest.raises(ValueError, match=f"config.json: {words}"):
-        IndexerConfig.from_hf_config(written(tmp_path, text))
-    with pytest.raises(ValueError, match=r"absent.json: cannot be read \(No such file"):
-        IndexerConfig.from_hf_config(tmp_path / "absent.json")
-
-
-def test_config_checks_itself() -> None:
-    with pytest.raises(ValueError, match="wq_b must be 'bf16' or 'fp8', got 'int8'"):
-        dataclasses.replace(TINY, wq_b="int8")
-    with pytest.raises(ValueError, match="n_heads must be a positive integer"):
-        dataclasses.replace(TINY, n_heads=0)
-    with pytest.raises(ValueError, match="norm_eps must be a positive number"):
-        dataclasses.replace(TINY, norm_eps=-1.0)
+test_mistakes = refusals(
+    {
+        r"absent.json: cannot be read \(No such file": lambda: IndexerConfig.from_hf_config(Path("absent.json")),
+        "wq_b must be 'bf16' or 'fp8', got 'int8'": lambda: replace(TINY, wq_b="int8"),
+        "n_heads must be a positive integer": lambda: replace(TINY, n_heads=0),
+        "norm_eps must be a positive number": lambda: replace(TINY, norm_eps=-1.0),
+        "must not be negative": lambda: rope.rope_table(TINY, -1),
+        "power of two": lambda: hadamard(torch.zeros(96, dtype=torch.bfloat16)),
+    }
+)
+test_wrong_dtypes = refusals(
+    {
+        "x must be bfloat16": lambda: rope.rotate(torch.zeros(3, 128), torch.zeros(64)),
+        "rows must be float32": lambda: rope.rotate(torch.zeros(3, 128).bfloat16(), torch.zeros(64).bfloat16()),
+        "must be bfloat16": lambda: hadamard(torch.zeros(128)),
+    },
+    TypeError,
+)
 
 
 def test_rotary_equals_the_recorded_unit() -> None:
@@ -121,23 +112,17 @@ def test_rotary_table_and_rows_agree() -> None:
     assert torch.equal(table[0], torch.tensor([1.0, 0.0]).repeat(32))
 
 
-def test_yarn_bends_pairs_15_to_25_alone() -> None:
+def test_yarn_bends_pairs_15_to_25_only() -> None:
     plain = torch.tensor([160000.0 ** -(2 * i / 64) for i in range(32)], dtype=torch.float64)
     ratio = rope.inv_freq(TINY).double() / plain
     assert bool(((ratio[:16] - 1).abs() < 1e-6).all()) and bool(((ratio[25:] * 16 - 1).abs() < 1e-6).all())
     assert bool((ratio[15:26].diff() < 0).all())
 
 
-def test_rotation_leaves_the_first_half_and_checks_dtypes() -> None:
-    x = torch.randn(3, 128, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+def test_rotation_leaves_the_first_half() -> None:
+    x = torch.randn(3, 128, generator=seeded(0)).to(torch.bfloat16)
     out = rope.apply_rope(x, torch.tensor([0, 1, 2]), rope.rope_table(TINY, 4))
     assert torch.equal(out[:, :64], x[:, :64]) and torch.equal(out[0], x[0]) and not torch.equal(out[1:], x[1:])
-    with pytest.raises(TypeError, match="x must be bfloat16"):
-        rope.rotate(x.float(), torch.zeros(64))
-    with pytest.raises(TypeError, match="rows must be float32"):
-        rope.rotate(x, torch.zeros(64, dtype=torch.bfloat16))
-    with pytest.raises(ValueError, match="must not be negative"):
-        rope.rope_table(TINY, -1)
 
 
 def sylvester(size: int) -> torch.Tensor:
@@ -148,7 +133,7 @@ def sylvester(size: int) -> torch.Tensor:
 
 
 def test_exact_hadamard_is_sylvesters_matrix() -> None:
-    x = torch.randn(5, 128, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(5, 128, dtype=torch.float64, generator=seeded(0))
     assert torch.allclose(hadamard_exact(x), x @ sylvester(128) * 128**-0.5, rtol=0, atol=1e-13)
     assert torch.allclose(exact.hadamard(exact.hadamard(x)), x, rtol=0, atol=1e-13)
 
@@ -160,7 +145,3 @@ def test_published_hadamard_rounds_once() -> None:
     sums = (unit["hadamard.in"].double() @ sylvester(128)).to(torch.bfloat16)
     twice = (sums.double() * 128**-0.5).to(torch.bfloat16)
     assert float((twice != out).double().mean()) > 0.1  # the common mistake shows on this data
-    with pytest.raises(TypeError, match="must be bfloat16"):
-        hadamard(torch.zeros(128))
-    with pytest.raises(ValueError, match="power of two"):
-        hadamard(torch.zeros(96, dtype=torch.bfloat16))

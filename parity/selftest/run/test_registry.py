@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from parity.ops.paged_logits.case import parse_case
 from parity.run import interpreter
+from parity.run.operation import parse_case
 from parity.run.registry import BUILTIN_NAMES, SpecError, builtin, load
 from parity.run.runner import InProcess
 from parity.run.worker import Worker, search_path
@@ -45,7 +45,7 @@ def test_a_silent_fallback_is_an_error(monkeypatch):
     monkeypatch.setattr(dispatch, "last_route", lambda: dispatch.Route("triton", "k", "because"))
     outcome = InProcess(impl, CPU).run(parse_case(CASE))
     assert outcome.output is None
-    assert "ran triton although torch was asked for" in (outcome.error or "")
+    assert "ran triton instead of torch" in (outcome.error or "")
 
 
 def test_flags_are_put_back(monkeypatch):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from parity.ops.paged_logits.case import parse_case
+from parity.run.operation import parse_case
 from parity.run.registry import load
 from parity.run.worker import Worker, shared
 

@@ -10,7 +10,8 @@ import torch
 from parity.domain.profiles import profile
 from parity.ops.check import all_checks, find_check
 from parity.results import Status
-from parity.run.registry import Implementation, load
+from parity.run.implementation import Implementation
+from parity.run.registry import load
 from parity.run.worker import Worker
 from parity.suite.search import run_check
 

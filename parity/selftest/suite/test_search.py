@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from parity.domain.contract import Contract
 from parity.domain.profiles import PROFILES, profile
 from parity.ops.check import LEVELS, Check, all_checks, examples_of, find_check, judge_case, sampled_rows
-from parity.ops.paged_logits.case import Case, parse_case
+from parity.ops.paged_logits.case import Case
 from parity.results import Status, Verdict
-from parity.run.registry import Implementation, builtin
+from parity.run.implementation import Implementation
+from parity.run.operation import parse_case
+from parity.run.registry import builtin
 from parity.run.runner import InProcess
 from parity.suite.search import Finding, run_check
 

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from parity.faults.building import CPU, correct_implementation
-from parity.ops.compressor.case import CompressorCase, build_compressor, parse_compressor_case
+from parity.ops.compressor.case import CompressorCase
 from parity.ops.compressor.judge import expected, judge_compressor, windows
-from parity.ops.paged_logits.case import parse_case
+from parity.ops.compressor.operands import build_compressor, parse_compressor_case
 from parity.results import Labels, Status
+from parity.run.operation import parse_case
 from parity.run.runner import InProcess
 from reference.compressor import CompressorState, add_ape, pool
 from reference.config import TINY

@@ -13,10 +13,11 @@ from parity.golden import predicted
 from parity.numerics.arithmetic import Grouped, named_model
 from parity.numerics.headsum import HeadSum
 from parity.ops.check import find_check, judge_one
-from parity.ops.paged_logits.case import parse_case
 from parity.ops.paged_logits.checks import bits
 from parity.results import Status, Verdict, merge
-from parity.run.registry import Implementation, load
+from parity.run.implementation import Implementation
+from parity.run.operation import parse_case
+from parity.run.registry import load
 from parity.run.runner import InProcess
 from parity.run.worker import runner_for
 from parity.selftest.simulated_card import IMPRECISE, RULE, dots_function, logits_function, order_for, simulated
@@ -216,7 +217,7 @@ def test_what_was_examined_goes_to_other_processes_and_the_report():
 def test_every_reason_not_to_run_has_a_name():
     cuda = torch.device("cuda")
     unsure = implementation({"layout": "fp8"})
-    assert "a card's matrix unit" in str(bits.unverified(unsure, CPU))
+    assert "a GPU's matrix unit" in str(bits.unverified(unsure, CPU))
     assert "no verified model of its dots" in str(bits.unverified(unsure, cuda))
     assert "comes from" not in (bits.no_order(simulated(), cuda) or "")
     assert "library" in str(bits.unverified(implementation({"layout": "bf16"}, "torch"), cuda))

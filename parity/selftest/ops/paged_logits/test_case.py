@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parity.domain.notation import causal_lengths, format_ids, format_lengths, parse_ids, parse_lengths
-from parity.ops.paged_logits.case import Case, parse_case
-from parity.ops.paged_logits.strategies import topk_cases
+from parity.ops.paged_logits.case import Case
+from parity.ops.topk.strategies import topk_cases
+from parity.run.operation import parse_case
 from parity.selftest.case_reading import any_paged_case
 
 RUNS = st.lists(
@@ -104,8 +105,8 @@ REFUSED = {
     "v1 lens=1 seed=３": "seed must be a non-negative integer",
     "v1 stage=store ids=３": "identifier must be written",
     "v1 stage=store ids=3 pages=２": "pages must be a non-negative integer",
-    "v1 stage=compressor calls=0:３": "non-negative integer",
-    "v1 stage=compressor calls=0:+3": "non-negative integer",
+    "v1 stage=compressor calls=0:３": "calls must look like",
+    "v1 stage=compressor calls=0:+3": "calls must look like",
     "v1 stage=compressor calls=0:3 seed=３": "non-negative integer",
     "v1 lens=1x4194304,1": "a list for 4194304 at most",
     "v1 lens=5x0": "must stand for",

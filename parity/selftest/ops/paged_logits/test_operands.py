@@ -6,12 +6,13 @@ import torch
 from hypothesis import given, settings
 
 from parity.ops.paged_logits import operands as building
-from parity.ops.paged_logits.case import LAYOUTS, POISONS, Case, parse_case
+from parity.ops.paged_logits.case import LAYOUTS, POISONS, Case
 from parity.ops.paged_logits.operands import build, build_logits, build_topk
-from parity.ops.paged_logits.strategies import topk_cases
+from parity.ops.topk.strategies import topk_cases
 from parity.pages import values
 from parity.pages.placement import HUGE_PAGE, SHARED, locate, place, readable_slots
 from parity.pages.pools import POISON_BYTE
+from parity.run.operation import parse_case
 from parity.selftest.case_reading import any_paged_case, bits, read_row, same_row, slot_bytes_of, slots_of
 
 

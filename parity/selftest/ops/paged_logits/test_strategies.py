@@ -5,7 +5,8 @@ from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from parity.ops.paged_logits.case import LAYOUTS, POISONS, TAILS
-from parity.ops.paged_logits.strategies import paged_cases, topk_cases
+from parity.ops.paged_logits.strategies import paged_cases
+from parity.ops.topk.strategies import topk_cases
 
 FIND = settings(max_examples=3000, database=None, deadline=None)
 ANY = settings(FIND, phases=(Phase.generate,))  # that it exists is enough, it need not be small

@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parity.ops.paged_logits.case import parse_case
 from parity.ops.paged_logits.operands import build_logits, build_topk
-from parity.ops.paged_logits.strategies import topk_cases
 from parity.ops.shared import metamorphic
+from parity.ops.topk.strategies import topk_cases
 from parity.pages.placement import place
+from parity.run.operation import parse_case
 from parity.selftest.case_reading import any_paged_case, read_row, same_row, slots_of
 
 PLACEMENT = {

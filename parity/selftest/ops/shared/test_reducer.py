@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from parity.ops.paged_logits.case import Case, parse_case
+from parity.ops.paged_logits.case import Case
 from parity.ops.paged_logits.operands import build_logits
 from parity.ops.shared.reducer import Step, reduce_case
 from parity.pages.placement import row_names
+from parity.run.operation import parse_case
 from parity.selftest.case_reading import read_row
 
 BIG = parse_case(

@@ -8,10 +8,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parity.ops.paged_logits.case import STRIDES, parse_case
+from parity.ops.paged_logits.case import STRIDES
 from parity.ops.paged_logits.operands import build, moved
-from parity.ops.paged_logits.strategies import paged_cases, topk_cases
+from parity.ops.paged_logits.strategies import paged_cases
 from parity.ops.store.strategies import store_cases
+from parity.ops.topk.strategies import topk_cases
+from parity.run.operation import parse_case
 from parity.run.runner import light
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

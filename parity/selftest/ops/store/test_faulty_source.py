@@ -11,7 +11,7 @@ from parity.domain.contract import Contract
 from parity.domain.profiles import profile
 from parity.ops.check import all_checks
 from parity.results import Status
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
 from parity.run.runner import InProcess
 from parity.selftest.ops.store.faulty_source import FAULTS, MISSED_SHUFFLE, OVERRUN, StoreFault, faulty_source
 from parity.suite.search import run_check

@@ -8,7 +8,7 @@ from parity.build import host_store
 from parity.domain.contract import Contract
 from parity.ops.store import semantics
 from parity.results import Status
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
 from parity.run.runner import InProcess
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from parity.domain.contract import Contract
 from parity.numerics.arithmetic import Grouped, named_model
 from parity.numerics.blocks import Expected, blocks
 from parity.numerics.headsum import HeadSum, predicted_dots, predicted_logits, recorded_order
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
 
 RULE = named_model("sm_90 e4m3").arithmetic
 IMPRECISE = named_model("sm_90 e4m3 imprecise 32").arithmetic

@@ -9,9 +9,13 @@ from hypothesis import strategies as st
 from parity.domain.draws import mostly
 from parity.domain.notation import causal_lengths
 from parity.domain.profiles import Profile
-from parity.ops.paged_logits.case import HEADS, MAX_ID, PAGE, POISONS, TAILS, Case
-from parity.ops.paged_logits.strategies import SEEDS, paged_cases
-from parity.run.registry import Implementation
+from parity.ops.paged_logits.case import HEADS, Case
+from parity.ops.paged_logits.strategies import paged_cases
+from parity.ops.shared.case import POISONS, TAILS
+from parity.ops.shared.strategies import SEEDS
+from parity.pages.layout import PAGE
+from parity.pages.placement import MAX_ID
+from parity.run.implementation import Implementation
 
 TALL = (8, 20)
 """Rows of a short prefill."""
