@@ -47,6 +47,8 @@ class CaseString:
     """The operation that the case is a problem of."""
     first: ClassVar[tuple[str, ...]] = ()
     """Fields that are printed before the others, which follow in the order of their declaration."""
+    beside: ClassVar[tuple[str, ...]] = ()
+    """Words that a subclass reads itself, as part of another field."""
     retired: ClassVar[frozenset[str]] = frozenset()
     """Words that version 1 knew and that decide nothing: they are read over in an old string."""
 
@@ -88,11 +90,13 @@ class CaseString:
         known = {field.word or name: name for name, field in fields(cls).items()}
         for word in words:
             if word not in known:
-                raise ValueError(f"unknown name in the case string, expected {', '.join(known)}, got {word!r}")
+                every = ", ".join((*known, *cls.beside))
+                raise ValueError(f"unknown name in the case string, expected {every}, got {word!r}")
         usual = defaults(cls)
         for word, name in known.items():
             if name not in usual and word not in words:
-                raise ValueError(f"a case of {cls.op} must say {fields(cls)[name].about}, {word}=..., got none")
+                about = fields(cls)[name].about.partition(":")[0]
+                raise ValueError(f"a case of {cls.op} must say {about}, {word}=..., got none")
         return {known[word]: fields(cls)[known[word]].parse(word, text) for word, text in words.items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from parity.domain.fields import (
     CaseString,
@@ -71,6 +71,8 @@ class PagedCase(CaseString):
     Placement (must not change the result): perm, alias, spare, width, max_len, tail, poison, strides.
     ValueError if a field is out of range.
     """
+
+    beside: ClassVar[tuple[str, ...]] = ("next_n",)
 
     lengths: Lengths = declare(..., LENGTHS)
     data: str = declare("", REDECLARED)
