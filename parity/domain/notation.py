@@ -11,18 +11,10 @@ RATIO = 4  # tokens a compressed key
 EMPTY = "none"
 LIST_LIMIT = 1 << 22  # numbers in a list: a typing error such as 1x99999999999 must not take all memory
 
-<<<<<<< HEAD
-# ASCII: without it \d also stands for the digits of every other script, which int() reads.
-_NUMBER = re.compile(r"\d{1,12}\Z", re.ASCII)
-_REPEATED = re.compile(r"(\d{1,12})x(\d{1,12})\Z", re.ASCII)
-_CAUSAL = re.compile(r"p(\d{1,12})\+(\d{1,12})\Z", re.ASCII)
-_RANGE = re.compile(r"(\d{1,12})\.\.(\d{1,12})\Z", re.ASCII)
-=======
 _NUMBER = re.compile(r"[0-9]{1,12}\Z")
 _REPEATED = re.compile(r"([0-9]{1,12})x([0-9]{1,12})\Z")
 _CAUSAL = re.compile(r"p([0-9]{1,12})\+([0-9]{1,12})\Z")
 _RANGE = re.compile(r"([0-9]{1,12})\.\.([0-9]{1,12})\Z")
->>>>>>> main
 
 
 def causal_lengths(start: int, count: int) -> tuple[int, ...]:
