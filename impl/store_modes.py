@@ -97,7 +97,7 @@ def check_store(
     """
     found = layout_of(kv_cache)
     if found != layout:
-        raise ValueError(f"kv_cache must be laid out as {layout} ({SLOT_BYTES[layout]} bytes a slot), got {found}")
+        raise ValueError(f"kv_cache must be laid out as {layout} ({SLOT_BYTES[layout]} bytes per slot), got {found}")
     for name, tensor in (("pooled", pooled), ("norm_weight", norm_weight)):
         _tensor(name, tensor)
         if tensor.dtype not in (torch.float32, torch.bfloat16):

@@ -6,7 +6,6 @@ that no launch from Python is in the numbers, and as ratios within a round, so t
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -299,34 +298,3 @@ def line(row: dict[str, Any]) -> str:
         else f"{row['microseconds_back_to_back']:8.2f} us busy"
     )
     return f"{head}{row['value']:8.3f} {row['unit']:<12}{rate}  {row['status']}{target}  {row['config']}"
-
-
-def main(words: Sequence[str]) -> int:
-    """``parity bench [--json FILE] [--only NAME ...] [--rounds N]``.
-
-    Exit code 0: measured, right, and targets met where they apply; 1: a wrong result or a missed target; 2: no CUDA
-    device, or a bad option."""
-    from parity.command import CommandError, check_writable, write_json
-    from parity.run import interpreter
-
-    parser = argparse.ArgumentParser(
-        prog="parity bench", description="Time the kernels against this card's copy and matrix ceilings."
-    )
-    parser.add_argument("--json", metavar="FILE", help="write everything measured to FILE")
-    choices = (*dict.fromkeys(work.name for work in WORKLOADS), "memory", "selection")
-    parser.add_argument(
-        "--only", action="append", choices=choices, default=[], help="part of the benchmark (repeatable)"
-    )
-    parser.add_argument("--rounds", type=int, default=9, metavar="N", help="rounds to take medians over (default 9)")
-    options = parser.parse_args(words)
-    if options.rounds < 1:
-        raise CommandError(f"--rounds: expected at least 1, got {options.rounds}")
-    check_writable(options.json)
-    if not torch.cuda.is_available():
-        raise CommandError("there is no CUDA device to time")
-    interpreter.prepare("cuda")
-    if interpreter.interpreting():
-        raise CommandError("TRITON_INTERPRET is set: interpreted kernels are not timed; unset it")
-    found = report(devices.resolve("cuda"), options.only, options.rounds, print)
-    write_json(options.json, found)
-    return int(found["exit"])

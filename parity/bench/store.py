@@ -1,15 +1,12 @@
 """Times the fused store on a GPU against a copy of the same bytes, and small calls against an empty launch.
 
-`python -m parity.bench.store [--json FILE]`. Every number is a median over CUDA graph replays, the two sides of a
+`parity bench --store`. Every number is a median over CUDA graph replays, the two sides of a
 comparison interleaved in the same rounds. Large calls go through several times the cache; small ones find their inputs
 in it, as after the pooling that makes them, and stand beside a kernel that only moves the same bytes. Bars: `BARS`.
 """
 
-import argparse
 import functools
-import json
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -225,24 +222,3 @@ def run(rounds: int = 60, lanes: Sequence[int] = ()) -> dict[str, Any]:
         "small": small,
         "passed": all(row["passed"] for row in barred if row["lanes"] == fused_store.lanes_for(row["tokens"])),
     }
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """0 if every bar is kept, 1 if not, 2 without a GPU."""
-    parser = argparse.ArgumentParser(prog="python -m parity.bench.store", description=__doc__)
-    parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--lanes", type=int, nargs="+", default=[], help="8, 16, 32: to tune")
-    options = parser.parse_args(words)
-    if not torch.cuda.is_available():
-        print("bench_store: torch finds no CUDA device here", file=sys.stderr)
-        return 2
-    found = run(options.rounds, options.lanes)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(found, file, indent=1)
-    return 0 if found["passed"] else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

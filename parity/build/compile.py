@@ -1,6 +1,5 @@
-"""`parity compile`: every launch configuration of the Triton kernels and every instantiation of the store, compiled for
-each architecture without a GPU: registers, spills, shared memory against the architecture's limit, matrix instruction,
-the order of the head sum, and what a golden of the same compiler says.
+"""Every launch configuration of the Triton kernels compiled for each architecture without a GPU: registers, spills,
+shared memory against the architecture's limit, matrix instruction and the order of the head sum.
 
 Compiling cannot happen under TRITON_INTERPRET=1 and a compiler may abort, so Triton runs in child processes. Results
 are cached by the digest of the kernels' sources and of the compiler.
@@ -8,14 +7,13 @@ are cached by the digest of the kernels' sources and of the compiler.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import hashlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -74,23 +72,6 @@ def compile_all(
         rows.append(row | {"compiler": compiler(), "cached": key in known})
     _compare_orders(rows)
     return rows
-
-
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as aligned text, one line a configuration."""
-    names = [str(row.get("config", row["layout"])) for row in rows]
-    wide = max([len(name) for name in names] + [13]) + 2
-    code = max([len(row.get("instruction", "")) for row in rows] + [11]) + 2
-    head = f"{'arch':<8}{'configuration':<{wide}}{'regs':>5}{'spill':>7}{'shared KiB':>12}{'limit':>7}"
-    lines = [f"{head}  {'instruction':<{code}}status"]
-    for row, name in zip(rows, names, strict=True):
-        regs, limit = row.get("registers", ""), row.get("shared_limit", 0) // 1024
-        spill = row["spill_stores"] + row["spill_loads"] if "spill_stores" in row else ""
-        shared = f"{row['shared'] / 1024:.1f}" if "shared" in row else ""
-        status = row["status"] + (f": {row['reason']}" if row.get("reason") else "")
-        numbers = f"{regs:>5}{spill:>7}{shared:>12}{limit or '':>7}"
-        lines.append(f"sm_{row['arch']:<5}{name:<{wide}}{numbers}  {row.get('instruction', ''):<{code}}{status}")
-    return "\n".join(lines)
 
 
 def _obstacle(arch: int, layout: str) -> tuple[str, str]:
@@ -199,84 +180,3 @@ def _load_cache(file: Path | None) -> dict[str, dict[str, Any]]:
     except ValueError:
         return {}
     return known if isinstance(known, dict) else {}
-
-
-def architecture(text: str) -> int:
-    """Compute capability of `sm_90` or `90`."""
-    found = int(text.removeprefix("sm_"))
-    if found not in configs.SHARED_LIMIT_KIB:
-        known = ", ".join(f"sm_{arch}" for arch in sorted(configs.SHARED_LIMIT_KIB))
-        raise argparse.ArgumentTypeError(f"must be one of {known}, got {text}")
-    return found
-
-
-architecture.__name__ = "architecture"  # argparse names the type in its messages
-
-
-def main(words: Sequence[str]) -> int:
-    """``parity compile [--json FILE] [--arch SM ...] [--quick] [--no-cache] [--fixtures DIR] [--accept]``.
-
-    Exit code 0: every configuration compiles within the limits and as its golden says; 1: one does not; 2: nothing
-    could be compiled."""
-    from parity.golden import compiled as compile_golden
-    from parity.command import CommandError, check_writable, refuse_in_ci, write_json
-    from parity.build.compile_store import store_rows
-
-    parser = argparse.ArgumentParser(
-        prog="parity compile", description="Compile every kernel for every architecture, no GPU needed."
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the rows to FILE")
-    parser.add_argument(
-        "--arch", action="append", type=architecture, metavar="SM",
-        help=f"sm_90 or 90 (repeatable; default {' '.join(f'sm_{arch}' for arch in ARCHES)})",
-    )  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help=f"compile for sm_{QUICK}, take the rest from the cache")
-    parser.add_argument("--no-cache", action="store_true", help="compile again what is known")
-    parser.add_argument("--fixtures", metavar="DIR", help="the folder `fixtures` (default: the checkout's)")
-    parser.add_argument("--accept", action="store_true", help="write the goldens of these compilers, to be reviewed")
-    options = parser.parse_args(words)
-    check_writable(options.json)
-    if options.accept:
-        refuse_in_ci("parity compile --accept")
-    folder = compile_golden.locate(options.fixtures)
-    arches = list(dict.fromkeys(options.arch or ARCHES))
-    how = {"use_cache": not options.no_cache, "quick": options.quick}
-    with ThreadPoolExecutor(1) as pool:  # while Triton's processes work, NVRTC does, in this one
-        stores = pool.submit(store_rows, arches, **how)
-        rows = compile_all(arches, **how) + stores.result()
-    notes = compile_golden.accept(rows, folder) if options.accept else compile_golden.judge(rows, folder)
-    print(table(rows))
-    print("\n" + matrix(rows) + "\n")
-    print("\n".join(notes))
-    statuses = ("passed", "failed", "unsupported", "not run")
-    counts = {status: sum(row["status"] == status for row in rows) for status in statuses}
-    print(", ".join(f"{count} {status}" for status, count in counts.items()))
-    write_json(options.json, {"rows": rows, "counts": counts, "notes": notes})
-    if not counts["passed"] and not counts["failed"]:
-        raise CommandError("nothing could be compiled here")
-    return 1 if counts["failed"] else 0
-
-
-def matrix(rows: Iterable[dict[str, Any]]) -> str:
-    """Kernels down, architectures across, the worst status of each: the table at a glance."""
-    order = ("failed", "not run", "unsupported", "passed")
-    cells: dict[str, dict[int, str]] = {}
-    arches: dict[int, None] = {}
-    for row in rows:
-        arches[row["arch"]] = None
-        for name in kernels_of(row):
-            line = cells.setdefault(name, {})
-            line[row["arch"]] = min(line.get(row["arch"], "passed"), row["status"], key=order.index)
-    wide = max([len(name) for name in cells] + [6]) + 2
-    lines = [f"{'kernel':<{wide}}" + "".join(f"{f'sm_{arch}':<13}" for arch in arches)]
-    for name, line in cells.items():
-        lines.append(f"{name:<{wide}}" + "".join(f"{line.get(arch, '-'):<13}" for arch in arches))
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def kernels_of(row: dict[str, Any]) -> tuple[str, ...]:
-    """Names of the kernels that a row speaks of; a row without a configuration speaks of all of its layout."""
-    if row["kernel"] == "store":
-        return (f"store {row['config'].split()[0]}" if "registers" in row else "store",)
-    kernels = [row["kernel"]] if row["kernel"] else ["decode", "prefill"]
-    return tuple(f"{kernel} {row['layout']}" for kernel in kernels)

@@ -136,7 +136,7 @@ class Contract:
     ) -> Contract:
         """IEEE float32 everywhere; an fp8 dot on CUDA gets the sm_90 e4m3 rule, ``assumed`` on any other architecture.
 
-        ``capability`` is the CUDA compute capability; without it the present device is asked."""
+        ``capability`` is the CUDA compute capability; by default the present device's."""
         layouts.find(layout, "contract key 'layout'")
         arithmetic, name, assumed = default_arithmetic(layout, device, capability=capability)
         return cls(layout=layout, op=op, arithmetic=arithmetic, arithmetic_name=name, assumed=assumed)
@@ -162,7 +162,7 @@ class Contract:
         values = dict(given)
         for key, wanted in (("layout", layout), ("op", op)):
             if wanted is not None and values.setdefault(key, wanted) != wanted:
-                raise ValueError(f"contract key '{key}' is {values[key]!r} but {wanted!r} was asked for")
+                raise ValueError(f"contract key '{key}' is {values[key]!r} but {wanted!r} was requested")
         known = {f.name for f in dataclasses.fields(cls)} - {"arithmetic_name", "assumed", "named", "dot_verified"}
         for key in values:
             if key not in known:
@@ -213,6 +213,11 @@ class Contract:
             return "ieee float32"
         state = "verified" if self.dot_verified else "bound only, assumed" if self.assumed else "bound only"
         return f"{self.arithmetic_name}, {state}"
+
+    @property
+    def coarse(self) -> str | None:
+        """What describes a dot whose bound may be coarse: grouped, and no model of it verified; None for any other."""
+        return self.describe_dot() if isinstance(self.arithmetic, Grouped) and not self.dot_verified else None
 
     @property
     def rounds(self) -> bool:

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from parity.command import FAILED, PASSED, say, write_json
+from parity.command import say, write_json
 from parity.faults.catalogue import BY_ID, MODELS
 from parity.faults.drawing import visible_case
 from parity.faults.explaining import equals, rank
+from parity.vocabulary import FAILED, PASSED
 
 Row = dict[str, Any]
 WANTED = 0.95

@@ -6,14 +6,12 @@ too; what no model explains is described by what its wrong cells have in common.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from parity.command import FAILED, PASSED, CommandError, blame, check_writable, say, write_json
 from parity.faults import pattern
 from parity.faults.explaining import (
     CORRECT,
@@ -56,45 +54,6 @@ class Diagnosis:
         return self.best[0].explains and self.best[0].faults != (CORRECT,)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    from parity.cli.main import LAYOUTS, STAGES
-
-    parser = argparse.ArgumentParser(
-        prog="parity diagnose",
-        description="Say which fault explains what a function computes: every fault model on the same inputs, ranked.",
-        epilog="exit codes: 0 an explanation was found, 1 nothing explains it, 2 usage, or nothing is wrong",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--impl", metavar="NAME|MODULE:FUNCTION", help="the failing function")
-    parser.add_argument("--case", metavar="STRING", help="the case on which it fails (default: one is looked for)")
-    parser.add_argument("--capture", metavar="FILE", help="a captured call instead (docs/faults.md)")
-    parser.add_argument("--layout", choices=LAYOUTS, help="page layout of a function of your own")
-    parser.add_argument("--stage", choices=STAGES, help="what a function of your own computes")
-    parser.add_argument("--contract", metavar="FILE", help="TOML file of what it promises")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu", help="default: %(default)s")
-    parser.add_argument("--measure", action="store_true", help="how often every model's own fault is named first")
-    parser.add_argument("--seed", type=int, default=0, help="of --measure (default: 0)")
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON too")
-    parser.set_defaults(require_device=None)
-    return parser
-
-
-def main(words: Sequence[str]) -> int:
-    options = build_parser().parse_args(list(words))
-    check_writable(options.json)
-    if options.measure:
-        from parity.faults.confusion import run_measure
-
-        return run_measure(options.seed, options.json)
-    if bool(options.impl) == bool(options.capture):
-        raise CommandError("say either --impl (with --case, if one is known) or --capture FILE")
-    torch.set_num_threads(1)
-    found = of_capture(options.capture) if options.capture else of_implementation(options)
-    write_json(options.json, as_json(found))
-    print("\n".join(lines(found)))
-    return PASSED if found.explained or any(pair.explains for pair in found.pairs) else FAILED
-
-
 # ---------------------------------------------------------------------------------------------------- what is observed
 
 
@@ -104,8 +63,7 @@ def of_capture(path: str) -> Diagnosis:
 
     from parity.faults.capture import load_capture
 
-    with blame("--capture"):
-        capture = load_capture(path)
+    capture = load_capture(path)
     if capture.stage == "store":
         problem = Problem("store", capture.layout, lambda: _captured_store(capture), runs=1)
         return diagnose(problem, [_bytes(capture.output)])
@@ -134,44 +92,16 @@ def _captured_store(capture: Any) -> Any:
     )
 
 
-def of_implementation(options: argparse.Namespace) -> Diagnosis:
-    """The diagnosis of a function on a case: the one given, or the first on which the suite's checks reject it."""
-    from parity.cli.commands import device_of, implementation
-    from parity.run.operation import parse_case
-    from parity.run.worker import opened
-
-    case = None
-    if options.case:
-        with blame("--case"):
-            case = parse_case(options.case)
-        options.stage = options.stage or (case.stage if ":" in options.impl else None)
-        if options.layout is None and case.stage != "topk" and ":" in options.impl and not options.contract:
-            options.layout = getattr(case, "layout", None)
-    device = device_of(options)
-    impl = implementation(options, device)
-    if impl.absent:
-        raise CommandError(f"--impl {impl.name}: not run: {impl.absent}")
-    with opened(impl, device) as runner:
-        if case is None:
-            case = failing_case(runner)
-            if case is None:
-                raise CommandError(f"--impl {impl.name}: no check rejects it, so there is nothing to explain")
-        elif case.stage != impl.stage:
-            raise CommandError(f"--case is of stage {case.stage}, {impl.name} is a {impl.stage} function")
-        say(f"parity diagnose: {impl.name} on {case}")
-        return of_runner(runner, case)
-
-
 def failing_case(runner: Any) -> Any:
     """A case that the suite rejects, as it was drawn: an unshrunk one tells more faults apart."""
     from parity.domain.profiles import profile
     from parity.faults.score import ordered
-    from parity.results import Status
     from parity.run.operation import parse_case
     from parity.suite.search import run_check
+    from parity.vocabulary import Status
 
     quick = replace(profile("ci"), shrink_seconds=0.01, reduce_calls=1)
-    for check in ordered(runner.impl.stage):
+    for check in ordered(runner.impl.operation):
         found = run_check(check, runner, quick)
         if found.verdict.status is Status.FAILED and (found.first_case or found.verdict.case):
             return parse_case(found.first_case or found.verdict.case)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.command import CommandError, blame, write_text
-from parity.gate.summary import plural
+from parity.results import plural
 
 TAG = "indexer-parity compile golden"
 FORMAT = 1
@@ -136,7 +136,7 @@ def _compare(rows: list[Row], mine: Mapping[str, Row], golden: Golden, path: Pat
     for key in sorted(key for key in golden.keys() - listed if key.split()[0] in arches):
         arch, config = key.split(" ", 1)
         reason = f"{path.name} lists it but nothing is called so any more; to accept: {REPAIR}"
-        layout = next((name for name in ("bf16", "fp8", "fp4") if re.search(rf"(^|[-_]){name}", config)), "")
+        layout = found[1] if (found := re.search(r"(?:^|[-_])([a-z]{2,}\d+)", config)) else ""
         kernel = "store" if example["kernel"] == "store" else config.split("-")[0]
         about = {"arch": int(arch[3:]), "config": config, "kernel": kernel, "layout": layout}
         rows.append(about | {"status": "failed", "reason": reason})

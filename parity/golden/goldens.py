@@ -18,18 +18,20 @@ from typing import Any
 import torch
 
 from parity.domain.contract import Contract
-from parity.gate.summary import REFERENCE
 from parity.golden import files
 from parity.golden.files import GoldenError
 from parity.numerics.bounds import exact_expected, expected, is_exact_data
 from parity.numerics.selection import judge_selection
-from parity.ops.paged_logits.case import PAGE, Case
+from parity.ops.paged_logits.case import Case
+from parity.pages.layout import PAGE
 from parity.ops.paged_logits.judge import Status, Verdict, compare_bounded, compare_exact, compare_tail
 from parity.ops.paged_logits.operands import build_logits as build
+from parity.results import Row
 from parity.run.device import triton_version
 from parity.run.implementation import Implementation
 from parity.run.operation import parse_case
 from parity.run.worker import opened
+from parity.vocabulary import GOLDEN, REFERENCE
 from reference import exact, pages
 
 CASES = {
@@ -110,10 +112,10 @@ def make(text: str) -> dict[str, torch.Tensor]:
     return tensors | {"exact": evaluate(operands)[0], "bound": bound}
 
 
-def row(name: str, golden: str, status: str, message: str = "", **more: Any) -> dict[str, Any]:
+def row(name: str, golden: str, status: Status, message: str = "", **more: Any) -> Row:
     """A row of the report, as the suite writes them."""
-    fields = {"implementation": name, "level": "golden", "check": golden, "status": str(status), "examples": 1}
-    return fields | {"message": message, "repro": f"parity golden verify {golden}", **more}
+    named = {"repro": f"parity golden verify {golden}"} | more
+    return Row(name, GOLDEN, golden, status, examples=1, message=message, **named)
 
 
 def verify(
@@ -123,7 +125,7 @@ def verify(
     names: Sequence[str] = (),
     *,
     only_used: bool = False,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Row]:
     """Rows of every golden (or those named): the file, the rebuilt case, then each implementation of its layout.
 
     only_used: leave out the goldens that no target is judged by.
@@ -131,7 +133,7 @@ def verify(
     try:
         manifest = files.read_manifest(folder)
     except GoldenError as error:
-        yield row(REFERENCE, "manifest", Status.ERROR, str(error))
+        yield row(REFERENCE, "manifest", Status.ERROR, str(error), repro="")
         return
     if not names:
         yield from housekeeping(folder, manifest)
@@ -153,7 +155,7 @@ def verify(
             yield judged(name, case, tensors, target, device)
 
 
-def housekeeping(folder: Path, manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def housekeeping(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Row]:
     """One row for each golden that nothing uses, that is missing, or that waits to be accepted."""
     for name in sorted(set(manifest) - set(CASES)):
         yield row(
@@ -222,9 +224,9 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def judged(
     name: str, case: Case, stored: Mapping[str, torch.Tensor], target: Implementation, device: torch.device
-) -> dict[str, Any]:
+) -> Row:
     """One implementation against one golden: within its own contract's bound of the stored exact result."""
-    more: dict[str, Any] = {"case": str(case), "stage": case.stage, "layout": target.layout}
+    more: dict[str, Any] = {"case": str(case), "op": case.stage, "layout": target.layout}
     more["repro"] = f"parity golden verify {name} {' '.join(target.arguments)}"
     if target.absent:
         return row(target.name, name, Status.NOT_RUN, target.absent, **more)
@@ -235,7 +237,7 @@ def judged(
     if outcome.output is None:
         return row(target.name, name, Status.FAILED if outcome.defect else Status.ERROR, str(outcome.complaint), **more)
     verdict = against(stored, outcome.output, outcome.operands, target)
-    more |= {"worst_ratio": verdict.ratio, "resolution": verdict.resolution}
+    more |= {"ratio": verdict.ratio, "resolution": verdict.resolution}
     return row(target.name, name, verdict.status, verdict.message, **more)
 
 

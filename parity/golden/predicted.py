@@ -21,6 +21,7 @@ from parity.numerics.arithmetic import named_model
 from parity.numerics.blocks import Expected, blocks
 from parity.numerics.headsum import HeadSum, predicted_dots, predicted_logits, recorded_order
 from parity.ops.paged_logits.operands import build_logits as build
+from parity.pages.layout import find
 from parity.run.operation import parse_case
 
 FOLDER = Path(__file__).resolve().parents[2] / "fixtures" / "predicted"
@@ -32,7 +33,6 @@ CASES = {
     "bf16-decode": "v1 lens=100 data=octaves seed=44 perm=4",
 }
 ARCHITECTURE = "sm_90"
-MODELS = {"fp8": "sm_90 e4m3", "bf16": "sm_90 bf16"}
 TRITON = "3.6.0"
 """The compiler whose order of the head sum the stored logits follow; dots do not depend on it."""
 
@@ -41,7 +41,7 @@ def predict(text: str) -> tuple[dict[str, torch.Tensor], str]:
     """(dots float32 [T, H, W], NaN past a row's length; logits float32 [T, W], -inf past it), and the order's name."""
     case = parse_case(text)
     operands = build(case, torch.device("cpu"))
-    arithmetic = named_model(MODELS[case.layout]).arithmetic
+    arithmetic = named_model(str(find(case.layout).core)).arithmetic
     found = recorded_order(ARCHITECTURE, TRITON, True, "", case.heads)
     assert not isinstance(found, str), found
     frame = Expected.empty(operands, None)
@@ -71,10 +71,11 @@ def write(folder: Path) -> list[str]:
         data = save(tensors)
         (folder / f"{name}.safetensors").write_bytes(data)
         layout = parse_case(text).layout
+        core = str(find(layout).core)
         manifest["cases"][name] = {
             "case": text,
             "layout": layout,
-            "model": f"{MODELS[layout]} {named_model(MODELS[layout]).arithmetic}",
+            "model": f"{core} {named_model(core).arithmetic}",
             "order": order,
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),

@@ -148,7 +148,7 @@ class Grouped:
         """Sums of absolute values up to ``2**bits`` quanta are exact, each group's and the running one.
 
         With m < 2**(1 + kept) quanta the cut lies at or below one quantum, and the same for the sum; m = 2**(1 + kept)
-        is one power of two alone. Float32 registers hold 24 bits."""
+        is a single power of two. Float32 registers hold 24 bits."""
         return min(self.kept + 1, self.final + 1, 24)
 
     def exact_dot(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,7 @@ def exact_expected(
 ) -> Expected:
     """The logits of exact data, rounded where the contract rounds; bounds are zero, every value is a float32.
 
-    Meaningful only where ``is_exact_data`` holds, which is not asked here. Rows as in ``bounds.expected``."""
+    Meaningful only where ``is_exact_data`` holds, which is not checked here. Rows as in ``bounds.expected``."""
     result = Expected.empty(operands, rows)
     for block in blocks(operands, contract.layout, result, chunk_bytes):
         dot = (block.q.flatten(1, 2) @ block.k.mT).unflatten(1, block.q.shape[1:3])

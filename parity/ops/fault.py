@@ -73,7 +73,7 @@ class Fault:
 
     @property
     def half(self) -> str:
-        """A or B, by the name alone: the suite may be tuned on A, and its score on B is the honest one."""
+        """A or B, by the name only: the suite may be tuned on A, and its score on B is the fair one."""
         return "AB"[hashlib.sha256(self.id.encode()).digest()[0] & 1]
 
 

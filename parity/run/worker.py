@@ -27,6 +27,7 @@ from parity.run.frames import roomy
 from parity.run.implementation import Implementation
 from parity.run.loading import SpecError, resolve_name
 from parity.run.operation import find, parse_case
+from parity.run.processes import scratch, search_path
 
 START_SECONDS = 180.0
 """For the child to import torch on a loaded machine; not part of any case's time-out."""
@@ -57,8 +58,7 @@ class Child:
         if self._process is not None and self._process.poll() is None:
             return
         self.stop()
-        shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self._folder = tempfile.TemporaryDirectory(prefix="parity-", dir=shared)
+        self._folder = tempfile.TemporaryDirectory(prefix="parity-", dir=scratch())
         child_reads, self._send = os.pipe()
         self._receive, child_writes = os.pipe()
         with open(self.log, "wb") as log:
@@ -135,12 +135,6 @@ class Child:
         """File that a result may be written to."""
         assert self._folder is not None
         return str(Path(self._folder.name) / "result.pt")
-
-
-def search_path() -> list[str]:
-    """This process's module path with the current folder moved to its end."""
-    here = {"", ".", os.getcwd()}
-    return [entry for entry in sys.path if entry not in here] + [os.getcwd()]
 
 
 _shared: Child | None = None

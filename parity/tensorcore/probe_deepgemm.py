@@ -1,6 +1,6 @@
 """The dots of DeepGEMM's fp8 logits kernel, read out of its logits and put to the same questions as our own.
 
-`python -m parity.tensorcore.probe_deepgemm [--json FILE]`. That kernel returns no dots, but its logits show them: with
+`parity probe --deepgemm`. That kernel returns no dots, but its logits show them: with
 a weight of 1 at one head, 0 at the others and key scales of 1, a logit is relu(dot) of that head, and negated queries
 show the negative dots. So the probe can search it like any card. Needs a CUDA device and the package deep_gemm, which
 compiles its kernels with a CUDA toolkit; nothing else here uses either.
@@ -8,13 +8,12 @@ compiles its kernels with a CUDA toolkit; nothing else here uses either.
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from parity.command import CommandError
 from parity.run import device as devices
 from parity.tensorcore.probe import fits
 from parity.tensorcore.probe_check import probe
@@ -79,27 +78,10 @@ def report(mqa_logits: Logits, device: torch.device, tiles: int = 32) -> dict[st
     }
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """0 if a model gives every dot, 1 if none does, 2 without a CUDA device or the package."""
-    from parity.command import CommandError, check_writable, write_json
-
-    parser = argparse.ArgumentParser(prog="python -m parity.tensorcore.probe_deepgemm", description=__doc__)
-    parser.add_argument("--json", metavar="FILE", help="write what was found to FILE")
-    options = parser.parse_args(words)
+def probe_package(device: torch.device) -> dict[str, Any]:
+    """`report` of the kernel in the package deep_gemm; CommandError where that cannot be imported."""
     try:
-        check_writable(options.json)
-        device = devices.resolve("cuda")
         from deep_gemm import fp8_mqa_logits
-    except (CommandError, ValueError) as error:
-        print(f"probe_deepgemm: {error}", file=sys.stderr)
-        return 2
     except ImportError as error:
-        print(f"probe_deepgemm: the package deep_gemm cannot be imported: {error}", file=sys.stderr)
-        return 2
-    found = report(fp8_mqa_logits, device)
-    write_json(options.json, found)
-    return int(found["exit"])
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        raise CommandError(f"the package deep_gemm cannot be imported: {error}") from error
+    return report(fp8_mqa_logits, device)

@@ -1,17 +1,15 @@
 """What the verified model is worth on a card: the resolution of an fp8 verdict before and after, and three faults that
 only the finer one sees.
 
-``python -m parity.tensorcore.sharpness [--json FILE]``. On a CPU the models simulate the GPU, which tests
+``parity probe --sharpness``. On a CPU the models simulate the GPU, which tests
 the judgement but no card.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -219,29 +217,3 @@ def report(device: torch.device, say: Callable[[str], None] = print, *, requests
         "tables": tables,
         "exit": 0 if good else 1,
     }
-
-
-def main(words: Sequence[str]) -> int:
-    """``python -m parity.tensorcore.sharpness [--json FILE] [--device auto|cpu|cuda]``."""
-    from parity.command import CommandError, blame, check_writable, write_json
-    from parity.run import interpreter
-
-    parser = argparse.ArgumentParser(prog="python -m parity.tensorcore.sharpness", description=__doc__)
-    parser.add_argument("--json", metavar="FILE", help="write everything found to FILE")
-    parser.add_argument("--device", choices=devices.CHOICES, default="auto", help="default: %(default)s")
-    options = parser.parse_args(words)
-    try:
-        check_writable(options.json)
-        with blame("--device"):
-            device = devices.resolve(options.device)
-    except CommandError as error:
-        print(f"sharpness: {error}", file=sys.stderr)
-        return 2
-    interpreter.prepare(device.type)
-    found = report(device, requests=16 if device.type == "cuda" else 2)
-    write_json(options.json, found)
-    return int(found["exit"])
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -82,7 +82,7 @@ def permute_requests(case: Any, seed: int = 1) -> Pair:
 
 
 def keep_requests(case: Any, which: Sequence[int]) -> Pair:
-    """The named requests alone, in the order given. ValueError if one is named twice or does not exist."""
+    """Only the named requests, in the order given. ValueError if one is named twice or does not exist."""
     _check("which", which, case.requests)
     n = case.next_n
     rows = tuple(b * n + i for b in which for i in range(n))
@@ -100,7 +100,7 @@ def keep_columns(case: Any, which: Sequence[int]) -> Pair:
 
 
 def keep_rows(case: Any, which: Sequence[int]) -> Pair:
-    """The named rows alone, each as a request of its own with next_n = 1 and a table row that names the same pages."""
+    """Only the named rows, each as a request of its own with next_n = 1 and a table row that names the same pages."""
     _check("which", which, case.rows)
     flat = [length for request in case.lengths for length in request]
     return Pair(_chosen(case, [(flat[row],) for row in which], tuple(which)), tuple(which))

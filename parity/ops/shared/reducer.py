@@ -50,7 +50,7 @@ def renamed(search: Search[Any]) -> None:
 
 
 def reseeded(search: Search[Any]) -> None:
-    """One key on the last page under another seed, where the key that fails is a later one by its value alone."""
+    """One key on the last page under another seed, where the key that fails is a later one only by its value."""
     cap = PAGE * (search.case.pages - 1) + 1
     if search.case.longest <= max(1, cap):
         return

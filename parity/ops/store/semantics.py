@@ -1,7 +1,7 @@
 """Level semantics: does a store keep what DeepSeek's reference selects? Recall and regret against recorded floors.
 
 From the same pooled keys the reference stores its fp4-grid keys and the store under judgement its own. The reference's
-queries (64 heads, the rows after a prompt's last token) score both, exactly in float64, so that the store alone makes
+queries (64 heads, the rows after a prompt's last token) score both, exactly in float64, so that only the store makes
 the difference; top-k of both are compared. A floor belongs to a contract and a context length: the recorded mean over
 seeds minus six standard deviations between seeds and `ALLOWANCE`.
 
@@ -26,11 +26,12 @@ from parity.ops.check import Check, failed_call, verdict
 from parity.ops.store.case import StoreCase
 from parity.ops.store.operands import StoreOperands
 from parity.pages import counter
+from parity.pages.layout import find
 from parity.results import Status, Verdict
 from parity.run.device import provenance
 from parity.run.implementation import Implementation
 from parity.run.runner import Runner
-from reference import compressor, exact, formats, indexer, pages, rope
+from reference import compressor, exact, formats, indexer, rope
 from reference.config import FLASH
 from reference.hadamard import hadamard
 
@@ -54,7 +55,7 @@ def case_of(tokens: int, layout: str, seed: int) -> StoreCase:
 
 def key_of(contract: Contract) -> str:
     """What floors are recorded under: the contract's words that decide what is stored."""
-    scale = f"/{contract.scale}" if contract.layout == "fp8" else ""
+    scale = f"/{contract.scale}" if find(contract.layout).scale_rules else ""
     fake = "+fake_fp4" if contract.fake_fp4 else ""
     return f"{contract.layout}{scale}/{contract.schedule}{fake}"
 
@@ -70,7 +71,7 @@ def measure(operands: StoreOperands) -> dict[str, float]:
     pooled, weight = operands.pooled.cpu().to(torch.bfloat16), operands.norm_weight.cpu()
     places, table = operands.positions.cpu(), operands.rope_table.cpu()
     published = compressor.finish(pooled, weight, operands.eps, places, table).fp4.to(device)
-    values, scales = pages.read_keys(operands.kv_cache, case.layout, operands.out_loc)
+    values, scales = find(case.layout).read(operands.kv_cache, operands.out_loc)
     stored = exact.widen(values) * (1.0 if scales is None else exact.widen(scales)[:, None])
     q, w = queries(case, device)
     reference, mine = exact.logits(q, published, w), exact.logits(q, stored, w)

@@ -1,6 +1,6 @@
 """What a store case's tokens hold: pooled keys, norm weights, positions and rotary rows, as functions of token names.
 
-Integer arithmetic and exact scaling alone, so that a case has the same bits on every machine and device. Rotary rows
+Only integer arithmetic and exact scaling, so that a case has the same bits on every machine and device. Rotary rows
 are numbers in (-1, 1) drawn by position: a store must use the table that it is given, and a libm's sine would not be
 the same everywhere.
 """
@@ -84,7 +84,7 @@ def draw_positions(case: StoreCase, names: Tensor) -> Tensor:
 
 
 def draw_rope_rows(positions: Tensor) -> Tensor:
-    """Rows float32 [n, 64] of the rotary table: 24-bit numbers in [-1, 1), a function of the position alone."""
+    """Rows float32 [n, 64] of the rotary table: 24-bit numbers in [-1, 1), a function of the position only."""
     keys = counter.row_keys(0, STREAM_ROPE, (positions.to(torch.int64),))
     return (counter.row_words(keys, counter.counting(64, positions.device)) >> 8).to(torch.float32) * 2.0**-23
 

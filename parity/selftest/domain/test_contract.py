@@ -118,7 +118,7 @@ def test_mistakes_in_files_name_the_file(tmp_path):
 
 
 def test_stage_and_layout_of_the_caller():
-    with pytest.raises(ValueError, match="contract key 'layout' is 'bf16' but 'fp8' was asked for"):
+    with pytest.raises(ValueError, match="contract key 'layout' is 'bf16' but 'fp8' was requested"):
         Contract.from_dict({"layout": "bf16"}, layout="fp8")
     assert Contract.from_dict({}, layout="fp8", stage="topk").stage == "topk"
     with pytest.raises(ValueError, match="'dot_verified' needs a grouped arithmetic"):

@@ -205,7 +205,7 @@ def test_command_refuses_where_there_is_nothing_to_ask(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(CommandError, match="there is no CUDA device to ask"):
         main([])
-    with pytest.raises(CommandError, match="--device: device: cuda was asked for"):
+    with pytest.raises(CommandError, match="--device: device: cuda was requested"):
         main(["--device", "cuda"])
     with pytest.raises(CommandError, match="its folder does not exist"):
         main(["--json", str(tmp_path / "none" / "x.json")])

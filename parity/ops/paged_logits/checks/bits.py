@@ -1,8 +1,8 @@
-"""Level bits: on a card whose arithmetic is verified, dots and whole logits are those that the models predict, bit for
+"""Level bits: on a GPU whose arithmetic is verified, dots and whole logits are those that the models predict, bit for
 bit.
 
-Dots are asked of any implementation that can return them; logits of our own Triton kernels alone, since the order in
-which another function adds its heads is not known.
+Dots are compared for any implementation that can return them, logits only for our own Triton kernels, since the order
+in which another function adds its heads is not known.
 """
 
 import torch
@@ -38,7 +38,7 @@ def unverified(impl: Implementation, device: torch.device) -> str | None:
     if isinstance(contract.arithmetic, Grouped) and contract.dot_verified:
         return None
     if device.type != "cuda":
-        return "a model predicts the bits of a card's matrix unit; here dots are float32 sums of no fixed order"
+        return "a model predicts the bits of a GPU's matrix unit; here dots are float32 sums of no fixed order"
     if impl.kernel == "torch":
         return "its dots come from a library whose order of summation is not known"
     return f"no verified model of its dots ({contract.describe_dot()})"
@@ -174,7 +174,7 @@ def judge_golden(runner: Runner, case: Case, check: str = "bits/golden") -> Verd
         if order == stored_order:
             return compare_bits(outcome.output, stored["logits"], outcome.operands, **named(runner, check))
         unknown = order if isinstance(order, str) else "heads are added here in another order than the stored one"
-    note = f"dots alone were compared: {unknown}"
+    note = f"only dots were compared: {unknown}"
     return verdict(runner, check, case, Status.PASSED, cells=int(visible.sum()), note=note)
 
 

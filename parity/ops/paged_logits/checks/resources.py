@@ -24,7 +24,7 @@ from parity.run.runner import Outcome, Runner
 
 WIDTHS = 50
 MOST_VARIANTS = 8
-"""Kernels that widths alone may compile: two arguments, each divisible by 16 or not and equal to 1 or not."""
+"""Kernels that may be compiled for widths only: two arguments, each divisible by 16 or not and equal to 1 or not."""
 
 
 def _gather(case: Case) -> str:

@@ -22,7 +22,7 @@ EXTREME = ("negative", "zeros", "saturating", "needle", "subnormal")
 
 
 def coarse(contract: Contract) -> bool:
-    """Whether the dot's bound is too coarse to stand alone: a grouped arithmetic that is not verified here."""
+    """Whether the dot's bound is too coarse to stand by itself: a grouped arithmetic that is not verified here."""
     return isinstance(contract.arithmetic, Grouped) and not contract.dot_verified
 
 
@@ -89,7 +89,7 @@ def _alarming(impl: Implementation, profile: Profile, device: torch.device) -> s
 
 
 def _long(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[Case]:
-    """Long rows; with exact data beside them where the bound alone would be too coarse to see anything."""
+    """Long rows; with exact data too where the bound by itself would be too coarse to see anything."""
     data = ("octaves", "exact_wide") if coarse(impl.contract) else ("octaves",)
     return st.one_of(*(shapes.long_rows(impl, device, each) for each in data))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from parity.ops.fault import collector
 from parity.ops.paged_logits.faults import staged as ok
-from parity.ops.paged_logits.faults.staged import PAGE, PAYLOAD_WORDS, Call
+from parity.ops.paged_logits.faults.staged import PAGE, Call
 
 MODELS, fault = collector("paged_logits")
 fp8 = partial(fault, layout="fp8")
@@ -144,7 +144,7 @@ fault("slots-interleaved (gather, bytes): even and odd slots of a page are read 
     offsets=lambda c, key: (key % PAGE) % 2 * 32 + key % PAGE // 2
 )
 fault("page-gap-ignored (gather, rows): pages are taken to follow each other without gaps").by(
-    address=lambda c, page: page * PAGE * (PAYLOAD_WORDS[c.layout] + (c.layout == "fp8"))
+    address=lambda c, page: page * (c.layout.page_bytes // 4)
 )
 fp8(
     "rows-of-132-bytes (store-layout, bytes): slots are read as 128 bytes of payload and 4 of scale side by side "

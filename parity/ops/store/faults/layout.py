@@ -11,7 +11,8 @@ from torch import Tensor
 from parity.ops.fault import Function, collector
 from parity.ops.store.faults import staged as ok
 from parity.ops.store.faults.chain import rounded
-from parity.ops.store.faults.staged import PAGE, PAYLOAD, Call
+from parity.ops.store.faults.staged import Call
+from parity.pages.layout import PAGE
 
 MODELS, fault = collector("store")
 fp8 = partial(fault, layout="fp8")
@@ -20,7 +21,7 @@ fp8 = partial(fault, layout="fp8")
 # ------------------------------------------------------------------------------------------------------- store layout
 def _tiled(c: Call, slot: Tensor, payload: Tensor, scales: Tensor, places: tuple[Tensor, Tensor]) -> None:
     row = slot % PAGE
-    base = places[0] - row * PAYLOAD[c.layout] + row // 16 * 16 * PAYLOAD[c.layout] + row % 16 * 16
+    base = places[0] - row * c.layout.payload + row // 16 * 16 * c.layout.payload + row % 16 * 16
     for tile in range(8):
         c.put(base + tile * 256, payload[:, tile * 16 : tile * 16 + 16])
     c.put(places[1], scales)
@@ -33,7 +34,7 @@ def _overrun(c: Call, slot: Tensor, payload: Tensor, scales: Tensor, places: tup
 
 def _cleared(c: Call, slot: Tensor, payload: Tensor, scales: Tensor, places: tuple[Tensor, Tensor]) -> None:
     if len(slot):
-        c.put(slot[:1] // PAGE * c.stride, torch.zeros((1, PAGE * PAYLOAD[c.layout]), dtype=torch.uint8))
+        c.put(slot[:1] // PAGE * c.stride, torch.zeros((1, PAGE * c.layout.payload), dtype=torch.uint8))
     ok.write(c, slot, payload, scales, places)
 
 
@@ -84,7 +85,7 @@ fp8("store-scale-neighbour (store-layout, bytes): each scale goes to the next sl
 )
 fp8("store-scales-in-front (store-layout, bytes): the scale plane is written in front of the payload").by(
     payload_place=lambda c, slot: ok.payload_place(c, slot) + PAGE * 4,
-    scale_place=lambda c, slot: ok.scale_place(c, slot) - PAGE * PAYLOAD[c.layout],
+    scale_place=lambda c, slot: ok.scale_place(c, slot) - PAGE * c.layout.payload,
 )
 fp8(
     "skipped-to-last-row (store-layout, padding): slot -1 writes the last row of the last page "

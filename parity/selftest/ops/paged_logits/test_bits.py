@@ -217,7 +217,7 @@ def test_what_was_examined_goes_to_other_processes_and_the_report():
 def test_every_reason_not_to_run_has_a_name():
     cuda = torch.device("cuda")
     unsure = implementation({"layout": "fp8"})
-    assert "a card's matrix unit" in str(bits.unverified(unsure, CPU))
+    assert "a GPU's matrix unit" in str(bits.unverified(unsure, CPU))
     assert "no verified model of its dots" in str(bits.unverified(unsure, cuda))
     assert "comes from" not in (bits.no_order(simulated(), cuda) or "")
     assert "library" in str(bits.unverified(implementation({"layout": "bf16"}, "torch"), cuda))

@@ -206,11 +206,11 @@ def test_resolution_and_merging():
     assert merge([dataclasses.replace(fine, undecided=0.2)]).passed
     # A coarse bound of a grouped dot is carried by exact data; never that of an ieee or a verified one.
     grouped = Contract.default("fp8", "cuda", capability=(9, 0))
-    merged = merge([coarse, exact], grouped)
+    merged = merge([coarse, exact], grouped.coarse)
     assert merged.passed and "together with exact data" in merged.note and "grouped(32, 13, 13)" in merged.note
-    assert merge([coarse], grouped).status is Status.VACUOUS
-    assert merge([coarse, exact], grouped.verified()).status is Status.VACUOUS
-    assert merge([coarse, exact], Contract("fp8")).status is Status.VACUOUS
+    assert merge([coarse], grouped.coarse).status is Status.VACUOUS
+    assert merge([coarse, exact], grouped.verified().coarse).status is Status.VACUOUS
+    assert merge([coarse, exact], Contract("fp8").coarse).status is Status.VACUOUS
 
 
 def test_first_failure_decides_and_nothing_is_not_run():
