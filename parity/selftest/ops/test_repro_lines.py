@@ -15,7 +15,7 @@ from parity.suite.search import run_check
 from parity.vocabulary import Status
 
 CPU = torch.device("cpu")
-SOURCE = '''
+SOURCE = """
 import torch
 
 def raises(**named):
@@ -32,7 +32,7 @@ def store(pooled, norm_weight, eps, positions, rope_table, out_loc, kv_cache):
 
 def compressor(kv, score, ape, positions, slots, state):
     return torch.zeros(len(kv), 128), torch.ones(len(kv), dtype=torch.bool)
-'''
+"""
 CHECKS = [(operation.name, check.id) for operation in all_operations() for check in checks_of(operation)]
 
 
