@@ -23,9 +23,9 @@ from parity.golden.files import GoldenError
 from parity.numerics.bounds import exact_expected, expected, is_exact_data
 from parity.numerics.selection import judge_selection
 from parity.ops.paged_logits.case import Case
-from parity.pages.layout import PAGE
 from parity.ops.paged_logits.judge import Status, Verdict, compare_bounded, compare_exact, compare_tail
 from parity.ops.paged_logits.operands import build_logits as build
+from parity.pages.layout import PAGE
 from parity.results import Row
 from parity.run.device import triton_version
 from parity.run.implementation import Implementation
