@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from parity import results
 from parity.build import compile_kernels, compile_store, golden
 from parity.build.rows import STATUSES, STORE, Row
-from parity import results
 from parity.command import refuse_in_ci
-from parity.vocabulary import SEVERITY, Status
 from parity.golden import stored
+from parity.vocabulary import SEVERITY, Status
 
 ARCHES = (80, 90, 100, 120, 121)
 
