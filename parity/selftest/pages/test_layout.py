@@ -5,6 +5,7 @@ the element formats of keys and queries, `finish` (drawn codes to stored keys) a
 scales); for stores `encode` and `allowed` too. `TOY` below is all that such a package holds.
 """
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -208,8 +209,7 @@ def toy(outside, monkeypatch):
 
 
 def test_a_layout_from_another_package_is_drawn_poisoned_and_judged(toy):
-    import toy_layout
-
+    toy_layout = importlib.import_module("toy_layout")
     assert names() == (*OURS, "int8") and toy.slot_bytes == 130
     texts = [
         f"v2 op=paged_logits layout=int8 heads=8 data={data} seed=4 lens=130,70 perm=3 spare=2 gap=16 {more}"
