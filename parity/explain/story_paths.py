@@ -17,12 +17,12 @@ from parity.explain.pipeline import Pipeline, select
 from parity.explain.samples import draw, weights
 from parity.explain.story import Stage, Told, claim
 from parity.numerics.bounds import expected
+from parity.ops.paged_logits.builtin import FLAG, STRICT
 from parity.ops.paged_logits.judge import compare_bounded
 from parity.pages.layout import PAGE, find
 from parity.results import Status
 from parity.run import interpreter, memory, registry
 
-FLAG, STRICT = registry.FLAG, registry.STRICT
 PATHS = (("seed-before", "fp8"), ("seed-after", "bf16"))
 # A matrix unit adds fp8 products with fewer bits than float32, which moves keys that are level with the cutoff.
 NEAR = 0.005

@@ -21,4 +21,5 @@ OPERATION = Operation(
     data=dict.fromkeys(DATA, ""),
     checks=later("parity.ops.store.checks:CHECKS"),
     implementations=later("parity.ops.store.builtin:implementations"),
+    hooks={"truths": later("parity.ops.store.floors:TRUTHS")},
 )

@@ -19,4 +19,5 @@ OPERATION = Operation(
     data=ABOUT,
     checks=later("parity.ops.topk.checks:CHECKS"),
     implementations=later("parity.ops.topk.builtin:implementations"),
+    hooks={"golden": later("parity.ops.topk.golden:GOLDEN")},
 )
