@@ -222,6 +222,7 @@ def _serve(connection: Connection, setup: Job | None, path: list[str]) -> None:
     warnings.simplefilter("ignore")  # data are extreme on purpose
     signal.signal(signal.SIGTERM, _leave)
     faulthandler.enable()
+    processes.claim_packages()
     sys.path[:] = path
     if setup is not None:
         problem = _attempt(setup)
