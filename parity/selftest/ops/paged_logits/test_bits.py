@@ -19,7 +19,7 @@ from parity.results import Status, Verdict, merge
 from parity.run.registry import Implementation, load
 from parity.run.runner import InProcess
 from parity.run.worker import runner_for
-from parity.selftest.simulated_card import IMPRECISE, RULE, dots_function, logits_function, order_for, simulated
+from parity.selftest.simulated_gpu import IMPRECISE, RULE, dots_function, logits_function, order_for, simulated
 from parity.suite.search import run_check
 from parity.suite.session import Session, row
 from parity.tensorcore import sharpness
@@ -226,7 +226,7 @@ def test_every_reason_not_to_run_has_a_name():
 
 USER = """
 import torch
-from parity.selftest.simulated_card import dots_function, logits_function, IMPRECISE
+from parity.selftest.simulated_gpu import dots_function, logits_function, IMPRECISE
 logits = logits_function()
 dots = dots_function()
 wrong_dots = dots_function(IMPRECISE)
