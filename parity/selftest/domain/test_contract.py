@@ -121,7 +121,7 @@ def test_mistakes_in_files_name_the_file(tmp_path):
 def test_operation_and_layout_of_the_caller():
     for key, given, wanted in (("layout", "bf16", "fp8"), ("op", "store", "topk")):
         with pytest.raises(ValueError, match=f"contract key '{key}' is '{given}' but '{wanted}' was requested"):
-            Contract.from_dict({key: given}, **{key: wanted})
+            Contract.from_dict({key: given}, **{key: wanted})  # type: ignore[arg-type]
     assert Contract.from_dict({}, layout="fp8", op="topk") == Contract("fp8", "topk")
     assert Contract.from_dict({}) == Contract() and not Contract().layout  # operations without pages need none
     with pytest.raises(ValueError, match="'dot_verified' needs a grouped arithmetic"):
