@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from parity.ops.compressor import call
-from parity.ops.compressor.case import DATA, CompressorCase
+from parity.ops.compressor.case import ABOUT, CompressorCase
 from parity.ops.compressor.operands import build_compressor
 from parity.run.operation import Operation
 
@@ -25,6 +25,6 @@ OPERATION = Operation(
     equal=call.equal,
     restore=call.restore,
     reduce=lambda case, still_fails, budget: case,  # a script of calls is as small as Hypothesis has made it
-    data=dict.fromkeys(DATA, ""),
+    data=ABOUT,
     checks=_checks,
 )

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parity.ops.store import call
-from parity.ops.store.case import DATA, StoreCase
+from parity.ops.store.case import ABOUT, StoreCase
 from parity.ops.store.operands import build_store
 from parity.run.operation import Operation
 
@@ -40,7 +40,7 @@ OPERATION = Operation(
     layouts=True,
     verb="writes",
     reduce=_reduce,
-    data=dict.fromkeys(DATA, ""),
+    data=ABOUT,
     checks=_checks,
     implementations=_implementations,
 )
