@@ -55,7 +55,7 @@ def captured_of(options: argparse.Namespace, device: Any) -> list[Any]:
 
 def run(options: argparse.Namespace) -> int:
     from parity.explain import explain, live, sweep_recall, text
-    from parity.explain.choices import settings
+    from parity.explain.choices import DEFAULT_PRESETS, settings
     from parity.run import operation, registry
     from parity.run.device import provenance
 
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
             impl = registry.load(options.impl, options.layout, operation.DEFAULT, None, device)
             if impl.absent:
                 raise ValueError(f"impl: {impl.name} cannot run here: {impl.absent}")
-        preset = options.preset or ("seed-after" if impl is not None and impl.layout == "bf16" else "seed-before")
+        preset = options.preset or DEFAULT_PRESETS.get(impl.layout if impl else "fp8", "seed-before")
         target = sweep_recall.configuration(preset).having(**settings(options.set))
         if impl is not None:
             live.layout_of(target)

@@ -18,7 +18,7 @@ from types import FrameType, ModuleType
 from parity.cli.options import EXITS, Parser
 from parity.command import CommandError, Terminated, check_writable
 from parity.run.frames import roomy
-from parity.vocabulary import USAGE
+from parity.vocabulary import USAGE, TooLarge
 
 COMMANDS = {
     "list": "operations, implementations, levels, checks, profiles and data classes",
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _termination():
             return dispatch(words)
-    except CommandError as error:
+    except (CommandError, TooLarge) as error:
         print(f"{prog}: {error}", file=sys.stderr)
     except KeyboardInterrupt as end:
         print(f"{prog}: {end or 'interrupted'}", file=sys.stderr)

@@ -1,19 +1,9 @@
 """The operation compressor: tokens to pooled keys, call by call."""
 
-from collections.abc import Sequence
-from typing import Any
-
 from parity.ops.compressor import call
 from parity.ops.compressor.case import ABOUT, CompressorCase
 from parity.ops.compressor.operands import build_compressor
-from parity.run.operation import Operation
-
-
-def _checks() -> Sequence[Any]:
-    from parity.ops.compressor.checks import CHECKS
-
-    return CHECKS
-
+from parity.run.operation import Operation, later
 
 OPERATION = Operation(
     name="compressor",
@@ -26,5 +16,5 @@ OPERATION = Operation(
     restore=call.restore,
     reduce=lambda case, still_fails, budget: case,  # a script of calls is as small as Hypothesis has made it
     data=ABOUT,
-    checks=_checks,
+    checks=later("parity.ops.compressor.checks:CHECKS"),
 )

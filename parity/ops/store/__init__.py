@@ -1,31 +1,9 @@
 """The operation store: pooled keys through norm, rotary, Hadamard and rounding into pages."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from parity.ops.store import call
 from parity.ops.store.case import ABOUT, StoreCase
 from parity.ops.store.operands import build_store
-from parity.run.operation import Operation
-
-
-def _checks() -> Sequence[Any]:
-    from parity.ops.store import checks, semantics
-
-    return [*checks.CHECKS, *semantics.CHECKS]
-
-
-def _reduce(*given: Any) -> Any:
-    from parity.ops.store.reduce import reduce
-
-    return reduce(*given)
-
-
-def _implementations(device: Any) -> Mapping[str, Any]:
-    from parity.ops.store.builtin import implementations
-
-    return implementations(device)
-
+from parity.run.operation import Operation, later
 
 OPERATION = Operation(
     name="store",
@@ -39,8 +17,9 @@ OPERATION = Operation(
     light=call.light,
     layouts=True,
     verb="writes",
-    reduce=_reduce,
+    reduce=later("parity.ops.store.reduce:reduce"),
     data=ABOUT,
-    checks=_checks,
-    implementations=_implementations,
+    checks=later("parity.ops.store.checks:CHECKS"),
+    implementations=later("parity.ops.store.builtin:implementations"),
+    hooks={"truths": later("parity.ops.store.floors:TRUTHS")},
 )

@@ -16,10 +16,10 @@ from parity.cli.main import main
 from parity.command import CommandError
 from parity.explain import advice, attribution, samples
 from parity.explain.choices import CHOICES, PRESETS, Configuration, differing, preset
-from parity.explain.command import explain_main, listing, table
 from parity.explain.explain import Settings, explain
 from parity.explain.measure import METRICS, Measure, interval, regret
 from parity.explain.pipeline import Pipeline
+from parity.explain.text import listing, table
 
 TINY = Settings(heads=16, topk=32, tokens=1031, rows=4, cases=4, q_lora_rank=128, contexts=(131, 515))
 LOSS, ERROR = METRICS.index("loss"), METRICS.index("error")
@@ -219,7 +219,7 @@ def test_a_real_implementation_is_one_more_part(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     words = ["--impl", f"{source}:logits", "--layout", "bf16", "--tokens", "1031", "--heads", "16", "--topk", "32"]
     words += ["--contexts"]
-    assert explain_main([*words, "--cases", "2", "--rows", "4", "--json", str(out), "--device", "cpu"]) == 0
+    assert main(["explain", *words, "--cases", "2", "--rows", "4", "--json", str(out), "--device", "cpu"]) == 0
     report = json.loads(out.read_text())
     assert report["kernel"]["share"]["loss"]["mean"] > 0.01 and report["preset"] == "seed-after"
     assert f"{source}:logits itself beside its emulation" in report["sentence"]
@@ -266,4 +266,4 @@ def test_presets_differ_from_the_published_code() -> None:
 
 def test_a_missing_folder_is_refused_before_the_work() -> None:
     with pytest.raises(CommandError, match="its folder does not exist"):
-        explain_main(["--preset", "seed-before", "--json", "/nonexistent/out.json"])
+        main(["explain", "--preset", "seed-before", "--json", "/nonexistent/out.json"])

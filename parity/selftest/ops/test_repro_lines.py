@@ -15,7 +15,7 @@ from parity.suite.search import run_check
 from parity.vocabulary import Status
 
 CPU = torch.device("cpu")
-SOURCE = '''
+SOURCE = """
 import torch
 
 def raises(**named):
@@ -32,7 +32,7 @@ def store(pooled, norm_weight, eps, positions, rope_table, out_loc, kv_cache):
 
 def compressor(kv, score, ape, positions, slots, state):
     return torch.zeros(len(kv), 128), torch.ones(len(kv), dtype=torch.bool)
-'''
+"""
 CHECKS = [(operation.name, check.id) for operation in all_operations() for check in checks_of(operation)]
 
 
@@ -50,7 +50,7 @@ def finding(path, op: str, function: str, check: Check):
         return run_check(check, runner, profile("smoke", examples=6)).verdict
 
 
-@pytest.mark.parametrize("function", ("raises", "wrong"))
+@pytest.mark.parametrize("function", ["raises", "wrong"])
 @pytest.mark.parametrize(("op", "name"), CHECKS, ids=[f"{op}-{name}" for op, name in CHECKS])
 def test_the_repro_line_shows_the_same_failure(source, capsys, op, name, function):
     check = next(each for each in checks_of(find(op)) if each.id == name)

@@ -7,9 +7,9 @@ import torch
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
-from parity.golden.digests import digest_of
 from parity.ops.shared.reducer import reduce_case
 from parity.ops.store.case import StoreCase, parse_store_case, reduce_store_case
+from parity.ops.store.digests import digest_of
 from parity.ops.store.operands import build_store, named_bytes, slots_of
 from parity.ops.store.strategies import store_cases
 from parity.ops.store.values import draw_bytes, draw_norm_weight, draw_pooled

@@ -1,6 +1,6 @@
 """Our store against DeepSeek's recorded keys: from each recorded pooled key, is the stored key the recorded one?
 
-`python -m parity.recorded.stored [DIR]` prints the counts; without a GPU the CUDA source is executed on the CPU.
+`python tools/recorded_keys.py [DIR]` prints the counts; without a GPU the CUDA source is executed on the CPU.
 """
 
 import sys
@@ -13,8 +13,10 @@ from torch import Tensor
 
 from impl.store_modes import Mode
 from parity.ops.store.builtin import function_of, missing
+from parity.pages.layout import find
 from parity.recorded.files import Recording, read_folder
-from reference import exact, pages, rope
+from parity.run import device as devices
+from reference import exact, rope
 
 # The modes that keep the published arithmetic: at 256, 132 and 68 bytes a slot.
 EQUAL = (Mode("bf16", "published", True), Mode("fp8_pow2", "published", True), Mode("fp4", "published"))
@@ -80,16 +82,15 @@ def compare(folder: Path, mode: Mode, device: torch.device, store: Store | None 
     for keys in recorded_keys(folder):
         count = keys.pooled.shape[0]
         pool_pages = count // 64 + 2
-        shape = {"bf16": (64, 1, 128), "fp8": (64, 1, 132), "fp4": (64, 1, 68)}[mode.layout]
-        dtype = torch.bfloat16 if mode.layout == "bf16" else torch.uint8
-        pool = torch.zeros(pool_pages, *shape, dtype=dtype, device=device)
+        layout = find(mode.layout)
+        pool = layout.empty_cache(pool_pages, device)
         # Far apart and out of order: a slot step that is coprime to the number of slots.
         step = next(n for n in (37, 41, 43) if (64 * pool_pages) % n)
         slots = (torch.arange(count) * step % (64 * pool_pages)).to(device)
         given = (keys.pooled.contiguous(), keys.norm_weight, keys.positions, keys.table)
         pooled, norm, positions, table = (tensor.to(device) for tensor in given)
         function(pooled, norm, keys.eps, positions, table, slots, pool)
-        found, scales = pages.read_keys(pool, mode.layout, slots)
+        found, scales = layout.read(pool, slots)
         decoded = exact.widen(found) * (1.0 if scales is None else exact.widen(scales)[:, None])
         got, wanted = decoded.to(torch.float32).cpu(), keys.stored.to(torch.float32)
         values += got.numel()
@@ -97,13 +98,11 @@ def compare(folder: Path, mode: Mode, device: torch.device, store: Store | None 
     return Counts(values, differing)
 
 
-def main(words: list[str]) -> int:
-    """Print a line a mode; 1 if a mode that must be equal is not, 2 if the store cannot run here."""
-    folder = Path(words[0]) if words else Path(__file__).resolve().parents[2] / "fixtures" / "official"
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def main(folder: Path) -> int:
+    """Print a line per mode; 1 if a mode that must be equal is not."""
+    device = devices.resolve("auto")
     if reason := missing(device):
-        print(f"not executed: {reason}", file=sys.stderr)
-        return 2
+        raise SystemExit(f"not executed: {reason}")
     wrong = 0
     for mode in (*EQUAL, *NEAR):
         counts = compare(folder, mode, device)
@@ -114,4 +113,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else "fixtures/official")))

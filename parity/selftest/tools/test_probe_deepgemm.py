@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from parity.numerics.arithmetic import Grouped
-from parity.tensorcore import probe_deepgemm
+from parity.selftest.helpers import tool
 from parity.tensorcore.probe_check import probe
-from parity.tensorcore.probe_deepgemm import HEADS, KEYS, deepgemm_card, main
 
+probe_deepgemm = tool("probe_deepgemm")
 MODEL = Grouped(32, 13, 13)
 
 
@@ -29,22 +29,15 @@ def stand_in(model):
 @pytest.mark.parametrize("tiles", [1, 3])
 def test_every_dot_comes_back_with_its_sign(tiles, monkeypatch):
     monkeypatch.setattr(probe_deepgemm, "TILES", 2)
-    card = deepgemm_card(stand_in(MODEL), "cpu")
+    card = probe_deepgemm.deepgemm_card(stand_in(MODEL), "cpu")
     generator = torch.Generator().manual_seed(1)
-    a = card.cast(torch.randn(tiles, KEYS, 128, generator=generator))
-    b = card.cast(torch.randn(tiles, HEADS, 128, generator=generator))
+    a = card.cast(torch.randn(tiles, probe_deepgemm.KEYS, 128, generator=generator))
+    b = card.cast(torch.randn(tiles, probe_deepgemm.HEADS, 128, generator=generator))
     got = card.dot(a, b)
     assert torch.equal(got, MODEL.exact_dot(a, b)) and (got < 0).any() and (got > 0).any()
 
 
 @pytest.mark.parametrize("model", [MODEL, Grouped(32, 13, 13, running=False)])
 def test_the_probe_finds_the_model_behind_the_logits(model):
-    finding = probe(deepgemm_card(stand_in(model), "cpu"), tiles=1)
+    finding = probe(probe_deepgemm.deepgemm_card(stand_in(model), "cpu"), tiles=1)
     assert finding.model == model, "\n".join(finding.lines())
-
-
-def test_without_a_card_it_says_so(capsys):
-    if torch.cuda.is_available():
-        pytest.skip("there is a CUDA device")
-    assert main([]) == 2
-    assert "no CUDA device" in capsys.readouterr().err

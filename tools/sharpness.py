@@ -1,25 +1,30 @@
 """What the verified model is worth on a card: the resolution of an fp8 verdict before and after, and three faults that
 only the finer one sees.
 
-``parity probe --sharpness``. On a CPU the models simulate the GPU, which tests
-the judgement but no card.
+`python tools/sharpness.py [--json FILE]`. On a CPU the models simulate the GPU, which tests the judgement but no GPU.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from parity.command import write_json
 from parity.domain.contract import Contract
 from parity.numerics.arithmetic import named_model
 from parity.numerics.bounds import expected
 from parity.numerics.headsum import HeadSum
 from parity.ops.paged_logits.judge import Verdict, compare_bounded
 from parity.run import device as devices
+from parity.run import interpreter
+from parity.tensorcore.probe import OPERANDS, Verified, verify_device_model, verify_models
+from parity.tensorcore.probe_search import Card
 from reference.formats import e4m3_encode, fp8_amax_scale
 from reference.pages import PAGE, page_bytes, write_keys
 
@@ -166,7 +171,6 @@ def trials(operands: Any, kernel: Kernel, dots: Dots, coarse: Contract, fine: Co
 def on_card(device: torch.device) -> tuple[list[Any], Kernel, Dots, Contract]:
     """The card's verified models, our kernel, the card's dots, and the contract before verification."""
     from impl.logits_fp8 import fp8_paged_mqa_logits
-    from parity.tensorcore.probe import verify_device_model
 
     def kernel(operands: Any) -> torch.Tensor:
         return call(fp8_paged_mqa_logits, operands)
@@ -177,8 +181,6 @@ def on_card(device: torch.device) -> tuple[list[Any], Kernel, Dots, Contract]:
 
 def simulated() -> tuple[list[Any], Kernel, Dots, Contract]:
     """The same of a card that the stored models of sm_90 play."""
-    from parity.tensorcore.probe import verify_models
-    from parity.tensorcore.probe_search import Card
 
     def card_of(operand: str) -> Card:
         return Card(operand, named_model("sm_90 e4m3").arithmetic.exact_dot)
@@ -190,11 +192,17 @@ def simulated() -> tuple[list[Any], Kernel, Dots, Contract]:
     return found, kernel, simulated_dots, Contract.default("fp8", "cuda", capability=(9, 0))
 
 
+def verified_contract(contract: Contract, found: Iterable[Verified]) -> Contract:
+    """The contract with its grouped dot taken as exact where today's check has verified exactly that model."""
+    for result in found:
+        if result.verified and result.operand == OPERANDS.get(contract.layout) and result.model == contract.arithmetic:
+            return dataclasses.replace(contract.verified(), arithmetic_name=f"{result.name} {result.model}")
+    return contract
+
+
 def report(device: torch.device, say: Callable[[str], None] = print, *, requests: int = 16) -> dict[str, Any]:
     """Everything that ``--json`` writes. ``exit`` is 0 where each trial of weights of both signs came out as it must:
     the coarse contract passes all five, the fine one the right two alone."""
-    from parity.tensorcore.probe import verified_contract
-
     found, kernel, dots, coarse = on_card(device) if device.type == "cuda" else simulated()
     fine = verified_contract(coarse, found)
     for result in found:
@@ -217,3 +225,19 @@ def report(device: torch.device, say: Callable[[str], None] = print, *, requests
         "tables": tables,
         "exit": 0 if good else 1,
     }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", metavar="FILE", help="write everything found to FILE")
+    parser.add_argument("--device", choices=devices.CHOICES, default="auto", help="default: %(default)s")
+    options = parser.parse_args()
+    device = devices.resolve(options.device)
+    interpreter.prepare(device.type)
+    found = report(device, requests=16 if device.type == "cuda" else 2)
+    write_json(options.json, found)
+    return int(found["exit"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

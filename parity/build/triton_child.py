@@ -1,7 +1,7 @@
 """One Triton kernel compiled for an architecture, and what the compiler says about it: the child process of the compile
 gate, in which nothing is interpreted and in which a compiler may abort.
 
-Reads a JSON list of [architecture, configuration's fields] from stdin and writes one JSON row a line.
+Reads a JSON list of [architecture, configuration's fields] from stdin and writes one JSON row per line.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from impl import configs
+from parity.build.rows import Row, row
 
 _DIVISIBLE = [["tt.divisibility", 16]]
 # The three generations of warp- and block-wide matrix instructions in PTX; their names hold shape and operand type.
@@ -20,25 +21,24 @@ _MATRIX = re.compile(r"(?<![\w.])(wgmma\.mma_async|tcgen05\.mma|mma)\.([\w.:]+)"
 _TYPES = re.compile(r"e4m3|bf16|f16|tf32|f8f6f4|s8")
 
 
-def compile_one(arch: int, config: configs.Config) -> dict[str, Any]:
-    """Row of one configuration (see `parity.build.compile`): registers, spills, shared memory, instruction, status."""
+def compile_one(arch: int, config: configs.Config) -> Row:
+    """Row of one configuration (see `parity.build.rows`): registers, spills, shared memory, instruction, status."""
     import triton
     from triton.backends.compiler import GPUTarget
 
     triton.knobs.nvidia.dump_ptxas_log = True
     triton.knobs.compilation.always_compile = True
-    row = about(arch, config)
     log, start = io.StringIO(), time.monotonic()
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "enable_fp_fusion": configs.fused()}
     try:
         with contextlib.redirect_stdout(log):
-            built = triton.compile(_source(config), target=GPUTarget("cuda", arch, 32), options=options)
+            built = triton.compile(source(config), target=GPUTarget("cuda", arch, 32), options=options)
     # Whatever stops the compiler is the finding: it becomes a failed row, never a skip.
     except Exception as error:
         first = next((line for line in str(error).splitlines() if line.strip()), "")
-        return row | {"status": "failed", "reason": f"does not compile: {type(error).__name__}: {first}"}
+        return about(arch, config, "failed", f"does not compile: {type(error).__name__}: {first}")
     limit = configs.SHARED_LIMIT_KIB[arch] * 1024
-    row |= {
+    found = about(arch, config) | {
         "registers": _number(r"Used (\d+) registers", log.getvalue()),
         "spill_stores": _number(r"(\d+) bytes spill stores", log.getvalue()),
         "spill_loads": _number(r"(\d+) bytes spill loads", log.getvalue()),
@@ -47,27 +47,20 @@ def compile_one(arch: int, config: configs.Config) -> dict[str, Any]:
         "instruction": instruction(built.asm["ptx"]),
         "head_order": head_order(built.asm["ttgir"]),
         "seconds": round(time.monotonic() - start, 2),
-        "status": "passed",
     }
-    if row["shared"] > limit:
-        row |= {"status": "failed", "reason": f"needs {row['shared']} bytes of shared memory, sm_{arch} has {limit}"}
-    elif row["spill_stores"] or row["spill_loads"]:
-        row |= {"status": "failed", "reason": "spills registers"}
-    elif not row["instruction"]:
-        row |= {"status": "failed", "reason": "uses no matrix instruction"}
-    return row
+    reason = ""
+    if found["shared"] > limit:
+        reason = f"needs {found['shared']} bytes of shared memory, sm_{arch} has {limit}"
+    elif found["spill_stores"] or found["spill_loads"]:
+        reason = "spills registers"
+    elif not found["instruction"]:
+        reason = "uses no matrix instruction"
+    return found | ({"status": "failed", "reason": reason} if reason else {})
 
 
-def about(arch: int, config: configs.Config) -> dict[str, Any]:
-    """The fields of a row that are known before anything is compiled."""
-    return {
-        "arch": arch,
-        "config": str(config),
-        "kernel": config.kernel,
-        "layout": config.layout,
-        "heads": config.heads,
-        "reason": "",
-    }
+def about(arch: int, config: configs.Config, status: str = "passed", reason: str = "") -> Row:
+    """The row of a configuration without what compiling it gives."""
+    return row(arch, config.kernel, config.layout, status, reason, config=str(config), heads=config.heads)
 
 
 def _number(pattern: str, text: str) -> int:
@@ -89,7 +82,7 @@ def instruction(ptx: str) -> str:
     return ", ".join(found)
 
 
-def _source(config: configs.Config) -> Any:
+def source(config: configs.Config) -> Any:
     """The kernel with the argument types and alignment of a typical call (344 pages wide)."""
     import triton
     from triton.compiler import ASTSource

@@ -1,6 +1,6 @@
 """The dots of DeepGEMM's fp8 logits kernel, read out of its logits and put to the same questions as our own.
 
-`parity probe --deepgemm`. That kernel returns no dots, but its logits show them: with
+`python tools/probe_deepgemm.py [--json FILE]`. That kernel returns no dots, but its logits show them: with
 a weight of 1 at one head, 0 at the others and key scales of 1, a logit is relu(dot) of that head, and negated queries
 show the negative dots. So the probe can search it like any card. Needs a CUDA device and the package deep_gemm, which
 compiles its kernels with a CUDA toolkit; nothing else here uses either.
@@ -8,12 +8,14 @@ compiles its kernels with a CUDA toolkit; nothing else here uses either.
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from parity.command import CommandError
+from parity.command import write_json
 from parity.run import device as devices
 from parity.tensorcore.probe import fits
 from parity.tensorcore.probe_check import probe
@@ -78,10 +80,18 @@ def report(mqa_logits: Logits, device: torch.device, tiles: int = 32) -> dict[st
     }
 
 
-def probe_package(device: torch.device) -> dict[str, Any]:
-    """`report` of the kernel in the package deep_gemm; CommandError where that cannot be imported."""
-    try:
-        from deep_gemm import fp8_mqa_logits
-    except ImportError as error:
-        raise CommandError(f"the package deep_gemm cannot be imported: {error}") from error
-    return report(fp8_mqa_logits, device)
+def main() -> int:
+    """0 if a model gives every dot, 1 if none does."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", metavar="FILE", help="write what was found to FILE")
+    options = parser.parse_args()
+    device = devices.resolve("cuda")
+    from deep_gemm import fp8_mqa_logits
+
+    found = report(fp8_mqa_logits, device)
+    write_json(options.json, found)
+    return int(found["exit"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
