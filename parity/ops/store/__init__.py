@@ -21,4 +21,7 @@ OPERATION = Operation(
     data=dict.fromkeys(DATA, ""),
     checks=later("parity.ops.store.checks:CHECKS"),
     implementations=later("parity.ops.store.builtin:implementations"),
+    faults=later("parity.ops.store.faults:MODELS"),
+    staged=later("parity.ops.store.faults.diagnosis:function"),
+    hooks={"diagnosis": later("parity.ops.store.faults.diagnosis:DIAGNOSIS")},
 )

@@ -6,19 +6,17 @@ import torch
 from parity.faults.building import CPU, correct_implementation
 from parity.ops.compressor.case import CompressorCase
 from parity.ops.compressor.judge import expected, judge_compressor, windows
-from parity.ops.compressor.operands import build_compressor, parse_compressor_case
+from parity.ops.compressor.operands import build_compressor
 from parity.results import Labels, Status
 from parity.run.operation import parse_case
 from parity.run.runner import InProcess
 from reference.compressor import CompressorState, add_ape, pool
 from reference.config import TINY
 
-SCRIPT = "v1 stage=compressor calls=0:5+1:3/0:9-2/1:4/0:1/0:7-8+1:1/2:9 data=random seed=4"
+SCRIPT = "v2 op=compressor calls=0:5+1:3/0:9-2/1:4/0:1/0:7-8+1:1/2:9 data=random seed=4"
 
 
-@pytest.mark.parametrize(
-    "text", [SCRIPT, "v1 stage=compressor calls=0:1", "v1 stage=compressor calls=3:4+0:2/3:1-3 perm=2"]
-)
+@pytest.mark.parametrize("text", [SCRIPT, "v2 op=compressor calls=0:1", "v2 op=compressor calls=3:4+0:2/3:1-3 perm=2"])
 def test_a_case_string_is_its_case(text):
     case = parse_case(text)
     assert isinstance(case, CompressorCase) and str(case) == text
@@ -27,14 +25,14 @@ def test_a_case_string_is_its_case(text):
 @pytest.mark.parametrize(
     "text, part",
     [
-        ("v1 stage=compressor calls=0:1-1", "can drop at most 0"),
-        ("v1 stage=compressor calls=0:9/0:1-9", "can drop at most 8"),
-        ("v1 stage=compressor calls=0:9/0:1-8/0:1-2", "can drop at most 1"),
-        ("v1 stage=compressor calls=0:0", "at least 1"),
-        ("v1 stage=compressor calls=0:1+0:1", "at most once"),
-        ("v1 stage=compressor calls=x", "calls must look like"),
-        ("v1 stage=compressor calls=0:1 data=gauss", "data must be one of"),
-        ("v1 stage=compressor calls=0:1 k=3", "once each"),
+        ("v2 op=compressor calls=0:1-1", "can drop at most 0"),
+        ("v2 op=compressor calls=0:9/0:1-9", "can drop at most 8"),
+        ("v2 op=compressor calls=0:9/0:1-8/0:1-2", "can drop at most 1"),
+        ("v2 op=compressor calls=0:0", "at least 1"),
+        ("v2 op=compressor calls=0:1+0:1", "at most once"),
+        ("v2 op=compressor calls=x", "calls must look like"),
+        ("v2 op=compressor calls=0:1 data=gauss", "data must be one of"),
+        ("v2 op=compressor calls=0:1 k=3", "unknown name"),
     ],
 )
 def test_bad_cases_are_refused_in_one_sentence(text, part):
@@ -43,7 +41,7 @@ def test_bad_cases_are_refused_in_one_sentence(text, part):
 
 
 def test_windows_are_those_of_the_reference_state():
-    case = parse_compressor_case(SCRIPT)
+    case = parse_case(SCRIPT)
     operands, state = build_compressor(case), CompressorState(TINY, slots=3)
     for step, call, (closes, window) in zip(operands.steps, case.calls, windows(operands), strict=True):
         at, parts = 0, []
@@ -71,7 +69,7 @@ def judged(text, spoil=lambda outputs: outputs):
 
 
 @pytest.mark.parametrize(
-    "text", [SCRIPT, SCRIPT.replace("data=random ", ""), "v1 stage=compressor calls=0:21/0:2 poison=stale"]
+    "text", [SCRIPT, SCRIPT.replace("data=random ", ""), "v2 op=compressor calls=0:21/0:2 poison=stale"]
 )
 def test_the_staged_compressor_passes(text):
     found = judged(text)
@@ -85,7 +83,7 @@ def test_one_last_bit_of_an_exact_value_is_seen():
         pooled[row, 5] = torch.nextafter(pooled[row, 5], torch.tensor(9e9))
         return outputs
 
-    found = judged("v1 stage=compressor calls=0:9", spoil)
+    found = judged("v2 op=compressor calls=0:9", spoil)
     assert found.status is Status.FAILED and "channel 5" in found.message
 
 
@@ -95,8 +93,8 @@ def test_a_random_value_past_the_bound_is_seen_and_the_bound_is_small():
         pooled[closes] *= 1 + 2.0**-15
         return outputs
 
-    assert judged("v1 stage=compressor calls=0:9 data=random", spoil).status is Status.FAILED
-    assert (judged("v1 stage=compressor calls=0:9 data=random").ratio or 0.0) < 0.5
+    assert judged("v2 op=compressor calls=0:9 data=random", spoil).status is Status.FAILED
+    assert (judged("v2 op=compressor calls=0:9 data=random").ratio or 0.0) < 0.5
 
 
 def test_a_group_that_closes_early_is_seen():
@@ -104,12 +102,12 @@ def test_a_group_that_closes_early_is_seen():
         outputs[0][1][-1] = True
         return outputs
 
-    found = judged("v1 stage=compressor calls=0:6", spoil)
+    found = judged("v2 op=compressor calls=0:6", spoil)
     assert found.status is Status.FAILED and "closes a group" in found.message
 
 
 def test_requests_take_over_free_rows_uncleared():
-    operands = build_compressor(parse_compressor_case("v1 stage=compressor calls=0:5/1:4/1:4/2:5"))
+    operands = build_compressor(parse_case("v2 op=compressor calls=0:5/1:4/1:4/2:5"))
     assert int(operands.steps[0].slots[0]) == int(operands.steps[1].slots[0]) == int(operands.steps[3].slots[0])
     assert bool(operands.state.isnan().all())
 
@@ -127,6 +125,6 @@ def test_a_function_of_ones_own_is_judged_through_the_registry(tmp_path):
     )
     impl = load(f"{file}:early", "bf16", "compressor", None, CPU)
     with opened(impl, CPU) as runner:
-        found = judge_case(runner, parse_case("v1 stage=compressor calls=0:9"))
+        found = judge_case(runner, parse_case("v2 op=compressor calls=0:9"))
     failed = {verdict.check for verdict in found if verdict.status is Status.FAILED}
     assert failed == {"chunks", "repeat"}  # the same wrong keys whatever stood in the state before
