@@ -4,19 +4,9 @@
 """
 
 import re
-import sys
-from dataclasses import fields
 from pathlib import Path
 
-import pytest
-import torch
-
-from parity.domain.contract import Contract
-from parity.domain.fields import table
-from parity.gate.goldens import GOLDEN
-from parity.ops.check import checks_of
 from parity.run import operation
-from parity.vocabulary import LEVELS, PROFILES, Status
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -17,4 +17,7 @@ OPERATION = Operation(
     reduce=lambda case, still_fails, budget: case,  # a script of calls is as small as Hypothesis has made it
     data=ABOUT,
     checks=later("parity.ops.compressor.checks:CHECKS"),
+    faults=later("parity.ops.compressor.faults:MODELS"),
+    staged=later("parity.ops.compressor.faults.diagnosis:function"),
+    hooks={"diagnosis": later("parity.ops.compressor.faults.diagnosis:DIAGNOSIS")},
 )

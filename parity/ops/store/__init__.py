@@ -21,5 +21,10 @@ OPERATION = Operation(
     data=ABOUT,
     checks=later("parity.ops.store.checks:CHECKS"),
     implementations=later("parity.ops.store.builtin:implementations"),
-    hooks={"truths": later("parity.ops.store.floors:TRUTHS")},
+    faults=later("parity.ops.store.faults:MODELS"),
+    staged=later("parity.ops.store.faults.diagnosis:function"),
+    hooks={
+        "truths": later("parity.ops.store.floors:TRUTHS"),
+        "diagnosis": later("parity.ops.store.faults.diagnosis:DIAGNOSIS"),
+    },
 )
