@@ -43,28 +43,3 @@ def _rows(device: torch.device, names: Sequence[str], rounds: int | None) -> Ite
         yield from paged_logits.selections(device, rounds or ROUNDS)
     if "store" in names:
         yield from store.rows(rounds or STORE_ROUNDS)
-
-
-def main(words: Sequence[str]) -> int:
-    """Parses until `parity.cli` does."""
-    import argparse
-
-    from parity.command import CommandError, write_json
-    from parity.run import interpreter
-
-    def rounds(text: str) -> int:
-        if int(text) < 1:
-            raise ValueError
-        return int(text)
-
-    parser = argparse.ArgumentParser(prog="parity bench")
-    parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--only", action="append", choices=PARTS, default=[])
-    parser.add_argument("--rounds", type=rounds)
-    options = parser.parse_args(words)
-    if not torch.cuda.is_available():
-        raise CommandError("there is no CUDA device to time")
-    interpreter.prepare("cuda")
-    found = report(devices.resolve("cuda"), options.only, options.rounds)
-    write_json(options.json, found)
-    return int(found["exit"])

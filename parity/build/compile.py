@@ -5,17 +5,17 @@ the order of the head sum, and what a golden of the same compiler says.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from impl import configs
+from parity import results
 from parity.build import compile_kernels, compile_store, golden
-from parity.build.rows import QUICK, STATUSES, Row, matrix, table
-from parity.command import CommandError, check_writable, refuse_in_ci, write_json
+from parity.build.rows import STATUSES, Row
+from parity.command import refuse_in_ci
 from parity.golden import stored
+from parity.vocabulary import SEVERITY, Status
 
 ARCHES = (80, 90, 100, 120, 121)
 
@@ -56,46 +56,33 @@ def _make(folder: Path) -> Iterator[tuple[str, bytes]]:
 TRUTH = stored.Truth("compile", golden.FOLDER, _make)
 
 
-def architecture(text: str) -> int:
-    """Compute capability of `sm_90` or `90`."""
-    found = int(text.removeprefix("sm_"))
-    if found not in configs.SHARED_LIMIT_KIB:
-        known = ", ".join(f"sm_{arch}" for arch in sorted(configs.SHARED_LIMIT_KIB))
-        raise argparse.ArgumentTypeError(f"must be one of {known}, got {text}")
+def rows_of_gate(quick: bool, fixtures: str | None) -> tuple[list[results.Row], list[str]]:
+    """Everything compiled, as rows of a gate's report, and notes. A job of the gate's."""
+    found = report(quick=quick, fixtures=fixtures)
+    return added_up(found["rows"]), found["notes"]
+
+
+def added_up(rows: Sequence[Row]) -> list[results.Row]:
+    """The worst configuration stands for its implementation and architecture."""
+    grouped: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        grouped.setdefault((row["implementation"], row["arch"]), []).append(row)
+    found = []
+    for (name, arch), group in grouped.items():
+        worst = min(group, key=lambda row: SEVERITY.index(row["status"]))
+        passed = worst["status"] == Status.PASSED
+        found.append(
+            results.Row(
+                name,
+                "resources",
+                f"compile sm_{arch}",
+                Status(worst["status"]),
+                examples=sum(row["status"] in (Status.PASSED, Status.FAILED) for row in group),
+                op=worst["op"],
+                layout=worst["layout"],
+                message="" if passed else f"{worst.get('config') or ''}: {worst['reason']}".removeprefix(": "),
+                repro=f"parity compile --arch {arch}",
+                arch=f"sm_{arch}",
+            )
+        )
     return found
-
-
-architecture.__name__ = "architecture"  # argparse names the type in its messages
-
-
-def main(words: Sequence[str]) -> int:
-    """``parity compile [--json FILE] [--arch SM ...] [--quick] [--no-cache] [--fixtures DIR] [--accept]``.
-
-    Exit code 0: every configuration compiles within the limits and as its golden says; 1: one does not; 2: nothing
-    could be compiled."""
-    parser = argparse.ArgumentParser(
-        prog="parity compile", description="Compile every kernel for every architecture, no GPU needed."
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the rows to FILE")
-    parser.add_argument(
-        "--arch", action="append", type=architecture, metavar="SM",
-        help=f"sm_90 or 90 (repeatable; default {' '.join(f'sm_{arch}' for arch in ARCHES)})",
-    )  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help=f"compile for sm_{QUICK}, take the rest from the cache")
-    parser.add_argument("--no-cache", action="store_true", help="compile again what is known")
-    parser.add_argument("--fixtures", metavar="DIR", help="the folder `fixtures` (default: the checkout's)")
-    parser.add_argument("--accept", action="store_true", help="write the goldens of these compilers, to be reviewed")
-    options = parser.parse_args(words)
-    check_writable(options.json)
-    arches = list(dict.fromkeys(options.arch or ARCHES))
-    how = {"use_cache": not options.no_cache, "quick": options.quick, "fixtures": options.fixtures}
-    found = report(arches, **how, accept=options.accept)
-    counts = found["counts"]
-    print(table(found["rows"]))
-    print("\n" + matrix(found["rows"]) + "\n")
-    print("\n".join(found["notes"]))
-    print(", ".join(f"{count} {status}" for status, count in counts.items()))
-    write_json(options.json, found)
-    if not counts["passed"] and not counts["failed"]:
-        raise CommandError("nothing could be compiled here")
-    return 1 if counts["failed"] else 0

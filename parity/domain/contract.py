@@ -215,6 +215,11 @@ class Contract:
         return f"{self.arithmetic_name}, {state}"
 
     @property
+    def coarse(self) -> str | None:
+        """What describes a dot whose bound may be coarse: grouped, and no model of it verified; None for any other."""
+        return self.describe_dot() if isinstance(self.arithmetic, Grouped) and not self.dot_verified else None
+
+    @property
     def rounds(self) -> bool:
         """Whether any rounding point below float32 is declared."""
         return any(getattr(self, key) not in (None, torch.float32) for key in _DTYPE_KEYS)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from parity.explain.choices import BY_NAME, SLOT_BYTES, Configuration
+from parity.explain.choices import BY_NAME, Configuration
 from parity.explain.measure import METRICS, Measure
+from parity.explain.rounding import SLOT_BYTES
 
 ENOUGH = 0.1  # restore choices, worst first, until a tenth of the loss is left
 NAMED = 4  # choices that the sentence names
@@ -36,8 +37,8 @@ def measured(report: dict[str, Any], measures: Sequence[Measure], target: Config
         name = entry["choice"]
         better = fixed.having(**{name: entry["from"]})
         left = lost(better)
-        if name in ("store", "query") and entry["to"] == "fp8":
-            cheap = fixed.having(**{name: "fp8-pow2"})
+        if mild := BY_NAME[name].milder.get(entry["to"]):
+            cheap = fixed.having(**{name: mild})
             if lost(cheap) <= left:
                 better = cheap
         restored[name] = better[name]

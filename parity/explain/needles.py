@@ -14,7 +14,8 @@ from torch import Tensor
 from parity.explain import draws
 from parity.explain.choices import Configuration, preset
 from parity.explain.pipeline import Pipeline
-from parity.explain.samples import DIM, projected
+from parity.explain.samples import projected
+from parity.pages.layout import DIM
 
 CLIMB = 30  # steps uphill
 STEPS = 40  # halvings of the angle: float32 has no finer ones

@@ -17,11 +17,12 @@ from parity.explain.pipeline import Pipeline, select
 from parity.explain.samples import draw, weights
 from parity.explain.story import Stage, Told, claim
 from parity.numerics.bounds import expected
+from parity.ops.paged_logits.builtin import FLAG, STRICT
 from parity.ops.paged_logits.judge import compare_bounded
+from parity.pages.layout import PAGE, find
 from parity.results import Status
 from parity.run import interpreter, memory, registry
 
-FLAG, STRICT = registry.FLAG, registry.STRICT
 PATHS = (("seed-before", "fp8"), ("seed-after", "bf16"))
 # A matrix unit adds fp8 products with fewer bits than float32, which moves keys that are level with the cutoff.
 NEAR = 0.005
@@ -31,21 +32,11 @@ SMALL = (64, 1127)  # rows and keys of the gather that is measured where the rea
 @contextlib.contextmanager
 def environment(**values: str | None) -> Iterator[None]:
     """Environment variables set (or removed, with None) inside the block."""
-    before = {name: os.environ.get(name) for name in values}
-    try:
+    with mock.patch.dict(os.environ, {name: value for name, value in values.items() if value is not None}):
         for name, value in values.items():
-            _put(name, value)
+            if value is None:
+                os.environ.pop(name, None)
         yield
-    finally:
-        for name, value in before.items():
-            _put(name, value)
-
-
-def _put(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
 
 
 def no_triton(stage: Stage) -> str | None:
@@ -101,8 +92,8 @@ def gather(stage: Stage) -> Told:
     """Bf16 keys through the old gather: 23 GB for one call."""
     rows, keys = sweep_memory.STORY
     guess = sweep_memory.predicted("gather-bf16", rows, keys)
-    pages = keys // 64
-    asked = memory.gather_bytes(rows, pages, 64 * 256)
+    pages = keys // PAGE
+    asked = memory.gather_bytes(rows, pages, find("bf16").page_bytes)
     lines = [
         claim(
             asked > 16e9,

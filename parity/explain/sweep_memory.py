@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
+from parity.pages.layout import DIM, PAGE, find
 from parity.run import memory
 
 KIND, FORMAT = "indexer-parity/sweep-memory", 1
-PAGE, DIM = 64, 128
 PATHS = ("gather-bf16", "torch-bf16", "torch-fp8", "triton-bf16", "triton-fp8")
-SLOT = {"bf16": 256, "fp8": 132}
 CARDS = (16, 24, 48, 96)  # GB, 10^9 bytes, the whole card for this one layer's cache and call
 ROWS = (1, 64, 1024, 4096)
 KEYS = (1127, 5500, 22016, 131072, 262144)
@@ -43,11 +42,11 @@ def predicted(path: str, rows: int, keys: int, heads: int = 64) -> Predicted:
     its temporaries under a budget; the kernels need nothing beside the result."""
     layout = path.rpartition("-")[2]
     pages = -(-keys // PAGE)
-    pool, result = pages * PAGE * SLOT[layout], memory.result_bytes(rows, keys)
+    pool, result = pages * find(layout).page_bytes, memory.result_bytes(rows, keys)
     cells = rows * heads * pages * PAGE
     work = 2 * cells * DIM / FLOPS
     if path.startswith("gather"):
-        gathered = memory.gather_bytes(rows, pages, PAGE * SLOT["bf16"])
+        gathered = memory.gather_bytes(rows, pages, find("bf16").page_bytes)
         workspace = gathered + 2 * cells + 4 * cells
         # Written and read: the gathered keys, the scores in bf16, the scores in float32 (the ReLU passes twice).
         moved = 2 * gathered + 2 * 2 * cells + 4 * 4 * cells
@@ -142,19 +141,14 @@ def call(
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """(function, keyword arguments) of one path: one request whose rows all see `keys` keys, pages in reverse order.
 
-    Values do not change bytes or time: payload bytes of small positive numbers, in bf16 and in e4m3.
+    Values do not change bytes or time: every byte 0x38, a small positive number in every format.
     """
     kernel, _, layout = path.rpartition("-")
     pages = -(-keys // PAGE)
-    if layout == "bf16":
-        cache = torch.ones((pages, PAGE, 1, DIM), dtype=torch.bfloat16, device=device)
-        q = torch.ones((1, rows, heads, DIM), dtype=torch.bfloat16, device=device)
-    else:
-        cache = torch.full((pages, PAGE, 1, DIM + 4), 0x38, dtype=torch.uint8, device=device)
-        q = torch.ones((1, rows, heads, DIM), dtype=torch.float32, device=device).to(torch.float8_e4m3fn)
+    pool = torch.full((pages, find(layout).page_bytes), 0x38, dtype=torch.uint8, device=device)
     named = {
-        "q": q,
-        "kv_cache": cache,
+        "q": torch.ones((1, rows, heads, DIM), device=device).to(find(layout).query_dtype),
+        "kv_cache": find(layout).cache_view(pool),
         "weights": torch.full((rows, heads), 1 / 64, device=device),
         "context_lens": torch.full((1, rows), keys, dtype=torch.int32, device=device),
         "block_table": torch.arange(pages - 1, -1, -1, dtype=torch.int32, device=device)[None],

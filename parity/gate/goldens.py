@@ -18,16 +18,16 @@ import torch
 
 from parity.build.compile import TRUTH as COMPILED
 from parity.command import CommandError
-from parity.gate.summary import REFERENCE
 from parity.golden import changes, goldens, stored
 from parity.golden.changes import bits
 from parity.golden.goldens import Golden
 from parity.golden.stored import MANIFEST, StoredError, Truth
-from parity.results import Status
+from parity.results import Row
 from parity.run.device import triton_version
 from parity.run.implementation import Implementation
 from parity.run.operation import all_operations, find, parse_case
 from parity.run.worker import opened
+from parity.vocabulary import GOLDEN, REFERENCE, Status
 
 SOURCES = ("parity/pages", "parity/domain", "parity/numerics", "parity/ops", "reference")
 KNOBS = ("TRITON_INTERPRET", "TRITON_DEFAULT_FP_FUSION", "OMP_NUM_THREADS")
@@ -63,10 +63,10 @@ def truths() -> dict[str, Truth]:
 # ------------------------------------------------------------------------------------------------------------- verify
 
 
-def row(name: str, golden: str, status: str, message: str = "", **more: Any) -> dict[str, Any]:
-    """A row of the report, as the suite writes them."""
-    fields = {"implementation": name, "level": "golden", "check": golden, "status": str(status), "examples": 1}
-    return fields | {"message": message, "repro": f"parity golden verify {golden}", **more}
+def row(name: str, golden: str, status: Status, message: str = "", **more: Any) -> Row:
+    """A row of the report, as the suite makes them."""
+    named = {"repro": f"parity golden verify {golden}"} | more
+    return Row(name, GOLDEN, golden, status, examples=1, message=message, **named)
 
 
 def verify(
@@ -76,7 +76,7 @@ def verify(
     names: Sequence[str] = (),
     *,
     only_used: bool = False,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Row]:
     """Rows of every golden (or those named): the file, the rebuilt case, then each implementation that it suits.
 
     only_used: leave out the goldens that no target is judged by.
@@ -84,7 +84,7 @@ def verify(
     try:
         manifest = goldens.read_manifest(folder)
     except StoredError as error:
-        yield row(REFERENCE, "manifest", Status.ERROR, str(error))
+        yield row(REFERENCE, "manifest", Status.ERROR, str(error), repro="")
         return
     if not names:
         yield from housekeeping(folder, manifest)
@@ -114,7 +114,13 @@ def verify(
                 yield judged(name, case, tensors, target, device)
 
 
-def housekeeping(folder: Path, manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def none_found() -> Row:
+    """The row that says that no goldens were found."""
+    message = "no goldens beside the package or in ./fixtures (--fixtures DIR names another place)"
+    return Row(REFERENCE, GOLDEN, "verify", Status.NOT_RUN, message=message)
+
+
+def housekeeping(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Row]:
     """One row for each golden that nothing uses, that is missing, or that waits to be accepted."""
     wanted = cases()
     found = {name: f"{folder / manifest[name]['file']}: unused golden: no case has its name"
@@ -168,9 +174,9 @@ def apart(name: str, old: torch.Tensor, new: torch.Tensor, allowed: torch.Tensor
 
 def judged(
     name: str, case: Any, stored: Mapping[str, torch.Tensor], target: Implementation, device: torch.device
-) -> dict[str, Any]:
+) -> Row:
     """One implementation against one golden: within its own contract's bound of the stored exact result."""
-    more: dict[str, Any] = {"case": str(case), "op": case.op, "layout": target.layout}
+    more: dict[str, Any] = {"case": str(case), "op": case.op, "layout": target.layout or None}
     more["repro"] = f"parity golden verify {name} {' '.join(target.arguments)}"
     if target.absent:
         return row(target.name, name, Status.NOT_RUN, target.absent, **more)
@@ -181,7 +187,7 @@ def judged(
     if outcome.output is None:
         return row(target.name, name, Status.FAILED if outcome.defect else Status.ERROR, str(outcome.complaint), **more)
     verdict = hook_of(case).compare(stored, outcome.output, outcome.operands, target)
-    more |= {"worst_ratio": verdict.ratio, "resolution": verdict.resolution}
+    more |= {"ratio": verdict.ratio, "resolution": verdict.resolution}
     return row(target.name, name, verdict.status, verdict.message, **more)
 
 

@@ -12,8 +12,9 @@ import math
 
 import torch
 
+from parity.numerics.places import coordinates
 from parity.pages.layout import PAGE
-from parity.results import Labels, Status, Verdict, coordinates
+from parity.results import Labels, Status, Verdict
 
 CHUNK_BYTES = 256 << 20
 

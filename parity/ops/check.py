@@ -10,12 +10,11 @@ import torch
 from hypothesis.strategies import SearchStrategy
 
 from parity.domain.profiles import Profile
-from parity.results import Labels, Status, Verdict
+from parity.results import Labels, Verdict
 from parity.run.implementation import Implementation
 from parity.run.operation import Operation
 from parity.run.runner import Outcome, Runner
-
-LEVELS = ("layout", "rounding", "bits", "selection", "invariance", "semantics", "resources")
+from parity.vocabulary import LEVELS, Grounds, Status
 
 LEAST = 6
 """Examples of a check whatever the profile or the time: the first one is the emptiest there is."""
@@ -126,9 +125,10 @@ def failed_call(runner: Runner, check: str, case: Any, outcome: Outcome) -> Verd
     """The verdict on a call that gave nothing to judge, or None."""
     made = labels(runner, check, case)
     if outcome.error is not None:
-        return replace(made.verdict(Status.ERROR), message=f"{outcome.error}; {made.repro}")
+        grounds = Grounds(outcome.grounds or Grounds.CRASH)
+        return made.verdict(Status.ERROR, message=f"{outcome.error}; {made.repro}", grounds=grounds)
     if outcome.defect is not None:
-        return made.failed(note=outcome.defect)
+        return made.failed(note=outcome.defect, grounds=Grounds(outcome.grounds or Grounds.VALUES))
     if outcome.unsupported is not None:
         return replace(made.verdict(Status.UNSUPPORTED), message=outcome.unsupported)
     return None

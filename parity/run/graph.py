@@ -8,6 +8,7 @@ from torch import Tensor
 
 from parity.run.implementation import Implementation
 from parity.run.runner import Outcome, over_tensors, sentence
+from parity.vocabulary import Grounds
 
 
 def capture(function: Callable[..., Any], named: dict[str, Any], device: torch.device) -> tuple[Any, Any]:
@@ -49,4 +50,6 @@ def replay(impl: Implementation, function: Callable[..., Any], wide: Any, narrow
     except Exception as error:  # a user's function may raise anything
         return Outcome(error=sentence(error))
     defect = operation.inspect(output, fresh)
-    return Outcome(output=None if defect else over_tensors(Tensor.clone, output), defect=defect, operands=fresh)
+    if defect:
+        return Outcome(defect=defect, grounds=Grounds.FORM, operands=fresh)
+    return Outcome(output=over_tensors(Tensor.clone, output), operands=fresh)

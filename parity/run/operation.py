@@ -25,17 +25,24 @@ if TYPE_CHECKING:
 GROUP = "parity.operations"
 DEFAULT = "paged_logits"
 BUILTIN: Mapping[str, str] = {
-    name: f"parity.ops.{name}:OPERATION" for name in ("paged_logits", "topk", "store", "compressor")
+    name: f"parity.ops.{name}:OPERATION" for name in ("paged_logits", "topk", "compressor", "store")
 }
 OLD_NAMES = {"logits": DEFAULT}
 
 
+def later(place: str) -> Callable[..., Any]:
+    """The function or value at `module:name`, imported when it is first needed: a value is returned by the call."""
+
+    def call(*given: Any, **named: Any) -> Any:
+        module, _, name = place.partition(":")
+        found = getattr(importlib.import_module(module), name)
+        return found(*given, **named) if callable(found) else found
+
+    return call
+
+
 def _nothing(*_: Any) -> Any:
     return ()
-
-
-def _no_arithmetic(contract: Contract) -> None:
-    return None
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class Operation:
     reduce      (case, still_fails, budget) -> the smallest case found, or None: fields are set to their defaults
     data        data classes by name, with what each is for
 
-    The rest is imported when it is first needed: a worker that runs a function judges nothing.
+    The rest is imported when it is first needed (`later`): a worker that runs a function judges nothing.
 
     checks           () -> the checks, in the order of the report
     implementations  (device) -> built-in implementations by name, in the order of the report
@@ -85,7 +92,7 @@ class Operation:
     light: Callable[[Any], bool] = lambda case: False
     layouts: bool = False
     verb: str = "reads"
-    arithmetic: Callable[[Contract], str | None] = _no_arithmetic
+    arithmetic: Callable[[Contract], str | None] = lambda contract: None
     companion: Operation | None = None
     reduce: Callable[..., Any] | None = None
     data: Mapping[str, str] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from parity.run import interpreter, memory
 from parity.run.implementation import Implementation
+from parity.vocabulary import Grounds
 
 
 @dataclass
@@ -27,6 +28,7 @@ class Outcome:
     error        the call crashed or hung: one sentence
     defect       the call broke the calling convention: shape, dtype or device of the result, inputs written, a wild
                  address
+    grounds      what an error or a defect amounts to, where that is neither a crash nor wrong values
     unsupported  the call cannot be made here, with the reason
     route        which of our own paths ran (built-ins only)
     peak_bytes   bytes allocated beyond inputs, result included (only when measured); `peak_note` names the largest
@@ -38,6 +40,7 @@ class Outcome:
     output: Any = None
     error: str | None = None
     defect: str | None = None
+    grounds: Grounds | None = None
     unsupported: str | None = None
     route: str | None = None
     peak_bytes: int | None = None
@@ -223,6 +226,7 @@ def execute(
                 given = call(named)
             output = operation.collect(given, operands)
             outcome.defect = operation.inspect(output, operands) or _elsewhere(output, named)
+            outcome.grounds = Grounds.FORM if outcome.defect else None
             if repeats > 1 and outcome.defect is None:
                 # A function may hand out one buffer again and again.
                 output = over_tensors(Tensor.clone, output)
@@ -241,7 +245,7 @@ def execute(
         if isinstance(root, interpreter.OutOfBounds):
             outcome.defect = f"address out of bounds: {root}"
         elif isinstance(root, BrokenConventionError):
-            outcome.defect = str(root)
+            outcome.defect, outcome.grounds = str(root), Grounds.FORM
         else:
             outcome.error = sentence(error)
         outcome.seconds = time.perf_counter() - started
@@ -326,7 +330,7 @@ class InProcess:
         if self.impl.route is not None and outcome.error is None:
             outcome.route, wrong = self.impl.route()
             if wrong:
-                outcome.output, outcome.error = None, wrong
+                outcome.output, outcome.error, outcome.grounds = None, wrong, Grounds.ROUTE
         return outcome
 
     def replay(self, wide: Any, narrow: Any) -> Outcome:

@@ -111,7 +111,7 @@ def run_check(
     if not bad:
         worst = max((v for v in verdicts if v.ratio is not None), key=lambda v: v.ratio or 0.0, default=None)
         return Finding(
-            merge(verdicts, impl.contract),
+            merge(verdicts, impl.contract.coarse),
             len(verdicts),
             worst.case if worst is not None else "",
             time.monotonic() - started,
@@ -125,7 +125,7 @@ def run_check(
         case, final = bad[-1]  # every success of the reducer is a smaller case than the one before
     if store is not None:
         store.save(key, str(case).encode())
-    total = merge(verdicts, impl.contract)
+    total = merge(verdicts, impl.contract.coarse)
     return Finding(
         replace(final, resolution=total.resolution), len(verdicts), final.case, time.monotonic() - started, first
     )

@@ -1,11 +1,6 @@
-"""One session of the suite: who is judged under which profile, and the record of what each check found.
+"""One session of the suite: who is judged under which profile, in whichever process it lives."""
 
-`Session` runs checks in whichever process it lives; `Record` collects their rows in the process that reports, so that
-the same code serves one process and pytest-xdist. The rows' fields are those that `parity gate --json` documents.
-"""
-
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +8,7 @@ import torch
 
 from parity.domain.profiles import Profile
 from parity.ops.check import Check, checks_of
-from parity.results import Status
+from parity.results import Row, Verdict
 from parity.run import registry
 from parity.run.device import architecture, provenance
 from parity.run.implementation import Implementation
@@ -23,8 +18,7 @@ from parity.run.worker import runner_for
 from parity.suite.clock import Clock
 from parity.suite.search import Finding, run_check
 from parity.tensorcore.verification import Examined, examine, sharpened
-
-Row = dict[str, Any]
+from parity.vocabulary import LEVELS, Status
 
 
 @dataclass
@@ -38,9 +32,13 @@ class Session:
     arithmetic: Examined = field(default_factory=Examined)
     _runners: dict[str, Runner] = field(default_factory=dict)
 
-    def pairs(self, level: str) -> list[tuple[Implementation, Check]]:
-        """What is to be judged at a level: every check of each implementation's operation."""
-        return [(impl, check) for impl in self.implementations.values() for check in checks_of(impl.operation, [level])]
+    def pairs(self, levels: Sequence[str] = LEVELS) -> list[tuple[Implementation, Check]]:
+        """What is to be judged at these levels: every check of each implementation's operation."""
+        return [(impl, check) for impl in self.implementations.values() for check in checks_of(impl.operation, levels)]
+
+    def weight(self, pairs: Iterable[tuple[Implementation, Check]]) -> float:
+        """What these pairs weigh together in a time budget, without those that cannot run here."""
+        return sum(check.weight(impl, self.device) for impl, check in pairs if not impl.absent)
 
     def runner(self, impl: Implementation) -> Runner:
         """The runner of an implementation, one a session."""
@@ -105,8 +103,6 @@ class Session:
 
 def absent(impl: Implementation, check: Check) -> Finding:
     """The finding on an implementation that cannot run here."""
-    from parity.results import Verdict
-
     return Finding(Verdict(Status.NOT_RUN, check.level, check.name, message=impl.absent or "absent"), 0)
 
 
@@ -143,59 +139,17 @@ def open_session(
 
 
 def row(impl: Implementation, check: Check, finding: Finding) -> Row:
-    """A finding as a row of the report; JSON types only."""
-    verdict = finding.verdict
-    return {
-        "implementation": impl.name,
-        "op": impl.op,
-        "layout": impl.layout or None,
-        "dot": impl.arithmetic,
-        "level": check.level,
-        "check": check.name,
-        "status": str(verdict.status),
-        "examples": finding.examples,
-        "cells": verdict.cells,
-        "worst_ratio": verdict.ratio,
-        "worst_case": finding.worst_case or None,
-        "resolution": verdict.resolution,
-        "undecided": verdict.undecided,
-        "seconds": round(finding.seconds, 3),
-        "message": verdict.message or verdict.note,
-        "case": verdict.case or None,
-        "repro": verdict.repro or None,
-        "first_case": finding.first_case or None,
-        "where": dict(verdict.where),
-    }
-
-
-def crashed(name: str, level: str, check: str, message: str) -> Row:
-    """The row of a check whose process died."""
-    return {
-        "implementation": name,
-        "level": level,
-        "check": check,
-        "status": str(Status.ERROR),
-        "examples": 0,
-        "message": message,
-    }
-
-
-@dataclass
-class Record:
-    """Rows in the order in which they came."""
-
-    rows: list[Row] = field(default_factory=list)
-    started: float = field(default_factory=time.time)
-
-    def add(self, rows: Iterable[Row]) -> None:
-        """Append rows."""
-        self.rows.extend(rows)
-
-    def report(self, head: dict[str, Any]) -> dict[str, Any]:
-        """The whole report: head, times and rows."""
-        return {
-            **head,
-            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started)),
-            "duration": round(time.time() - self.started, 1),
-            "rows": self.rows,
-        }
+    """A finding as a row of the report."""
+    return Row.of(
+        finding.verdict,
+        impl.name,
+        op=impl.op,
+        layout=impl.layout or None,
+        dot=impl.arithmetic,
+        level=check.level,
+        check=check.name,
+        examples=finding.examples,
+        worst_case=finding.worst_case,
+        first_case=finding.first_case,
+        seconds=round(finding.seconds, 3),
+    )

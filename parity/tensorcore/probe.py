@@ -5,7 +5,6 @@ The search is in ``probe_search``, the random dots in ``probe_check``, the card 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -152,36 +151,3 @@ def report(device: torch.device, operands: Sequence[str], say: Callable[[str], N
 def fits(finding: Finding) -> bool:
     """Whether the card's dots are accounted for: by a model, or by the bound of an ieee dot."""
     return finding.model is not None or finding.ieee_ratio <= 1
-
-
-def main(words: Sequence[str]) -> int:
-    """``parity probe [--json FILE] [--operand NAME ...] [--device auto|cuda]``.
-
-    Exit code 0: every dot accounted for; 1: the card has no model, or contradicts a stored one; 2: no CUDA device."""
-    from parity.command import CommandError, blame, check_writable, write_json
-    from parity.run import interpreter
-
-    parser = argparse.ArgumentParser(
-        prog="parity probe", description="Find the arithmetic of this card's matrix units by asking them."
-    )
-    parser.add_argument("--json", metavar="FILE", help="write everything found to FILE")
-    parser.add_argument(
-        "--operand",
-        action="append",
-        choices=("bf16", "e4m3", "fp16", "tf32"),
-        help="operand types to probe (repeatable; default all)",
-    )
-    parser.add_argument("--device", default="auto", choices=("auto", "cuda"), help="default: the present CUDA device")
-    options = parser.parse_args(words)
-    check_writable(options.json)
-    with blame("--device"):
-        device = devices.resolve(options.device)
-    if device.type != "cuda":
-        raise CommandError("there is no CUDA device to ask; only simulated cards can be probed here")
-    interpreter.prepare(device.type)
-    if interpreter.interpreting():
-        raise CommandError("TRITON_INTERPRET is set: the interpreter's dots say nothing about the card; unset it")
-    found = report(device, options.operand or ("bf16", "e4m3", "fp16", "tf32"))
-    write_json(options.json, found)
-    print(f"{found['seconds']:.1f} s; " + ("every dot is accounted for" if not found["exit"] else "see above"))
-    return int(found["exit"])

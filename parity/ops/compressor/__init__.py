@@ -1,19 +1,9 @@
 """The operation compressor: tokens to pooled keys, call by call."""
 
-from collections.abc import Sequence
-from typing import Any
-
 from parity.ops.compressor import call
-from parity.ops.compressor.case import DATA, CompressorCase
+from parity.ops.compressor.case import ABOUT, CompressorCase
 from parity.ops.compressor.operands import build_compressor
-from parity.run.operation import Operation
-
-
-def _checks() -> Sequence[Any]:
-    from parity.ops.compressor.checks import CHECKS
-
-    return CHECKS
-
+from parity.run.operation import Operation, later
 
 OPERATION = Operation(
     name="compressor",
@@ -25,6 +15,9 @@ OPERATION = Operation(
     equal=call.equal,
     restore=call.restore,
     reduce=lambda case, still_fails, budget: case,  # a script of calls is as small as Hypothesis has made it
-    data=dict.fromkeys(DATA, ""),
-    checks=_checks,
+    data=ABOUT,
+    checks=later("parity.ops.compressor.checks:CHECKS"),
+    faults=later("parity.ops.compressor.faults:MODELS"),
+    staged=later("parity.ops.compressor.faults.diagnosis:function"),
+    hooks={"diagnosis": later("parity.ops.compressor.faults.diagnosis:DIAGNOSIS")},
 )

@@ -1,46 +1,13 @@
 """The operation paged_logits: the indexer's score of every key for every row, over a paged cache."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from parity.ops.paged_logits import call
 from parity.ops.paged_logits.case import Case
 from parity.ops.paged_logits.operands import build_logits
 from parity.pages.values import CLASSES
 from parity.run import graph
-from parity.run.operation import Operation
-
-
-def _checks() -> Sequence[Any]:
-    from parity.ops.paged_logits.checks import CHECKS
-
-    return CHECKS
-
-
-def _reduce(*given: Any) -> Any:
-    from parity.ops.paged_logits.reduce import reduce
-
-    return reduce(*given)
-
-
-def _implementations(device: Any) -> Mapping[str, Any]:
-    from parity.ops.paged_logits.builtin import implementations
-
-    return implementations(device)
-
-
-def _golden() -> Any:
-    from parity.ops.paged_logits.golden import GOLDEN
-
-    return GOLDEN
-
-
-def _truths() -> Sequence[Any]:
-    from parity.ops.paged_logits.predicted import TRUTH
-
-    return (TRUTH,)
-
+from parity.run.operation import Operation, later
 
 DOTS = Operation(
     name="paged_logits.dots",
@@ -62,9 +29,15 @@ OPERATION = replace(
     replay=graph.replay,
     arithmetic=lambda contract: contract.describe_dot(),
     companion=DOTS,
-    reduce=_reduce,
+    reduce=later("parity.ops.paged_logits.reduce:reduce"),
     data={name: each.about for name, each in CLASSES.items()},
-    checks=_checks,
-    implementations=_implementations,
-    hooks={"golden": _golden, "truths": _truths},
+    checks=later("parity.ops.paged_logits.checks:CHECKS"),
+    implementations=later("parity.ops.paged_logits.builtin:implementations"),
+    faults=later("parity.ops.paged_logits.faults:MODELS"),
+    staged=later("parity.ops.paged_logits.faults.diagnosis:function"),
+    hooks={
+        "golden": later("parity.ops.paged_logits.golden:GOLDEN"),
+        "truths": later("parity.ops.paged_logits.predicted:TRUTHS"),
+        "diagnosis": later("parity.ops.paged_logits.faults.diagnosis:DIAGNOSIS"),
+    },
 )

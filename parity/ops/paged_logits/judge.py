@@ -15,7 +15,8 @@ import torch
 
 from parity.domain.contract import Contract
 from parity.numerics.bounds import Expected
-from parity.results import Labels, Status, Verdict, coordinates, merge
+from parity.numerics.places import coordinates
+from parity.results import Labels, Status, Verdict, merge
 
 __all__ = [
     "Status",

@@ -73,6 +73,7 @@ def _make(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 TRUTH = Truth("predicted", "predicted", _make)
+TRUTHS = (TRUTH,)
 
 
 @functools.cache

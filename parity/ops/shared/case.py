@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from parity.domain.fields import (
     CaseString,
@@ -14,6 +14,7 @@ from parity.domain.fields import (
     declare,
     flag,
     integer,
+    named,
     number_list,
     parse_integer,
     random_seed,
@@ -49,7 +50,7 @@ LENGTHS = Field(
     "the first at token position 100), joined by commas; `none` is an empty batch. `next_n=` is the number of rows per "
     "request (1)",
     f"0 to 2^{MAX_LENGTH.bit_length() - 1} each",
-    lambda name, text: parse_lengths(text),
+    named(parse_lengths),
     lambda rows: format_lengths([length for row in rows for length in row]),
     check_lengths,
     "lens",
@@ -71,6 +72,8 @@ class PagedCase(CaseString):
     Placement (must not change the result): perm, alias, spare, width, max_len, tail, poison, strides.
     ValueError if a field is out of range.
     """
+
+    beside: ClassVar[tuple[str, ...]] = ("next_n",)
 
     lengths: Lengths = declare(..., LENGTHS)
     data: str = declare("", REDECLARED)

@@ -1,37 +1,9 @@
 """The operation store: pooled keys through norm, rotary, Hadamard and rounding into pages."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from parity.ops.store import call
-from parity.ops.store.case import DATA, StoreCase
+from parity.ops.store.case import ABOUT, StoreCase
 from parity.ops.store.operands import build_store
-from parity.run.operation import Operation
-
-
-def _checks() -> Sequence[Any]:
-    from parity.ops.store import checks, semantics
-
-    return [*checks.CHECKS, *semantics.CHECKS]
-
-
-def _reduce(*given: Any) -> Any:
-    from parity.ops.store.reduce import reduce
-
-    return reduce(*given)
-
-
-def _implementations(device: Any) -> Mapping[str, Any]:
-    from parity.ops.store.builtin import implementations
-
-    return implementations(device)
-
-
-def _truths() -> Sequence[Any]:
-    from parity.ops.store import digests, floors
-
-    return (digests.TRUTH, floors.TRUTH)
-
+from parity.run.operation import Operation, later
 
 OPERATION = Operation(
     name="store",
@@ -45,9 +17,14 @@ OPERATION = Operation(
     light=call.light,
     layouts=True,
     verb="writes",
-    reduce=_reduce,
-    data=dict.fromkeys(DATA, ""),
-    checks=_checks,
-    implementations=_implementations,
-    hooks={"truths": _truths},
+    reduce=later("parity.ops.store.reduce:reduce"),
+    data=ABOUT,
+    checks=later("parity.ops.store.checks:CHECKS"),
+    implementations=later("parity.ops.store.builtin:implementations"),
+    faults=later("parity.ops.store.faults:MODELS"),
+    staged=later("parity.ops.store.faults.diagnosis:function"),
+    hooks={
+        "truths": later("parity.ops.store.floors:TRUTHS"),
+        "diagnosis": later("parity.ops.store.faults.diagnosis:DIAGNOSIS"),
+    },
 )

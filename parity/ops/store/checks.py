@@ -19,6 +19,7 @@ from parity.ops.check import Check, failed_call, labels, verdict
 from parity.ops.store.case import DATA, StoreCase
 from parity.ops.store.digests import digest_of, known_digests
 from parity.ops.store.judge import judge_store, stored_bytes, token_place
+from parity.ops.store.semantics import CHECKS as SEMANTICS
 from parity.ops.store.strategies import store_cases
 from parity.results import Status, Verdict
 from parity.run.implementation import Implementation
@@ -251,5 +252,6 @@ CHECKS = [
     _check("invariance", "decode", 1.0, _drawn(min_tokens=1, max_tokens=40), judge_decode),
     _check("invariance", "graph", 0.5, _drawn(min_tokens=1, max_tokens=40), judge_graph, needs=_needs_cuda),
     _check("invariance", "recorded", 0.0, _recorded, judge_digest, needs=_needs_digest, listed=_always),
+    *SEMANTICS,
 ]
 assert set(DATA) >= {"bell", "octaves", "zeros", "onehot", "pairs", "tiny", "large"}

@@ -1,39 +1,11 @@
 """The operation topk: the slots of the k largest scores of each row."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from parity.ops.topk import call
 from parity.ops.topk.case import TopkCase
 from parity.ops.topk.operands import build_topk
 from parity.ops.topk.scores import ABOUT
 from parity.run import graph
-from parity.run.operation import Operation
-
-
-def _checks() -> Sequence[Any]:
-    from parity.ops.topk.checks import CHECKS
-
-    return CHECKS
-
-
-def _reduce(*given: Any) -> Any:
-    from parity.ops.topk.reduce import reduce
-
-    return reduce(*given)
-
-
-def _implementations(device: Any) -> Mapping[str, Any]:
-    from parity.ops.topk.builtin import implementations
-
-    return implementations(device)
-
-
-def _golden() -> Any:
-    from parity.ops.topk.golden import GOLDEN
-
-    return GOLDEN
-
+from parity.run.operation import Operation, later
 
 OPERATION = Operation(
     name="topk",
@@ -43,9 +15,14 @@ OPERATION = Operation(
     inspect=call.inspect,
     replay=graph.replay,
     light=call.light,
-    reduce=_reduce,
+    reduce=later("parity.ops.topk.reduce:reduce"),
     data=ABOUT,
-    checks=_checks,
-    implementations=_implementations,
-    hooks={"golden": _golden},
+    checks=later("parity.ops.topk.checks:CHECKS"),
+    implementations=later("parity.ops.topk.builtin:implementations"),
+    faults=later("parity.ops.topk.faults:MODELS"),
+    staged=later("parity.ops.topk.faults.diagnosis:function"),
+    hooks={
+        "golden": later("parity.ops.topk.golden:GOLDEN"),
+        "diagnosis": later("parity.ops.topk.faults.diagnosis:DIAGNOSIS"),
+    },
 )

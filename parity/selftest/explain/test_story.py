@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from parity.cli.main import main
 from parity.explain import story, story_paths
 from parity.explain.choices import PRESETS, preset
-from parity.explain.command import story_main
 from parity.explain.explain import Settings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -78,9 +78,9 @@ def test_the_command_gives_exit_codes(monkeypatch: pytest.MonkeyPatch, tmp_path:
     reports = [{"passed": True, "steps": []}, {"passed": False, "steps": []}]
     monkeypatch.setattr(story, "tell", lambda *arguments, **named: reports.pop(0))
     out = tmp_path / "story.json"
-    assert story_main(["--device", "cpu", "--json", str(out)]) == 0
+    assert main(["story", "--device", "cpu", "--json", str(out)]) == 0
     assert json.loads(out.read_text())["passed"] is True
-    assert story_main(["--device", "cpu"]) == 1
+    assert main(["story", "--device", "cpu"]) == 1
 
 
 @pytest.mark.slow

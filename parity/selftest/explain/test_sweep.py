@@ -11,6 +11,7 @@ from parity.explain import samples, sweep_memory, sweep_recall
 from parity.explain.explain import Settings
 from parity.explain.measure import Measure
 from parity.explain.pipeline import Pipeline
+from parity.selftest.helpers import exit_code
 
 TINY = Settings(heads=16, topk=32, cases=2, rows=4, q_lora_rank=128, margins=(0.0, 0.1, 1.0))
 CPU = torch.device("cpu")
@@ -103,7 +104,7 @@ def test_the_commands_write_json_and_refuse_mistakes(tmp_path: Path, capsys: pyt
         (["--data", "real"], "data: expected one of"),
         (["--config", "nobody"], "preset: expected one of"),
         (["--margins", "9999", "--data", "gaussian"], "no key scores"),
-        (["--rows", "0"], "--rows: must be at least 1"),
+        (["--rows", "0"], "--rows: must be 1 or more"),
     ):
-        assert main([*words, *more]) == 2
+        assert exit_code([*words, *more]) == 2
         assert part in capsys.readouterr().err.splitlines()[-1]

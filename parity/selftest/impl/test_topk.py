@@ -2,10 +2,12 @@
 
 import math
 
+import pytest
 import torch
 
 from impl import topk
 from impl.topk import topk_to_slots
+from parity.selftest.helpers import seeded
 
 
 def by_hand(logits, length, k):
@@ -16,8 +18,7 @@ def by_hand(logits, length, k):
 
 
 def table(requests, width, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 1000, (requests, width), dtype=torch.int32, generator=generator)
+    return torch.randint(0, 1000, (requests, width), dtype=torch.int32, generator=seeded(seed))
 
 
 def check(logits, lens, block_table, k):
@@ -32,7 +33,7 @@ def check(logits, lens, block_table, k):
 
 
 def test_random_ties_and_special_values(monkeypatch):
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     for trial in range(60):
         requests, next_n, width, k, chunk = (
             int(torch.randint(1, n, (1,), generator=generator)) for n in (4, 4, 4, 90, 9999)
@@ -48,22 +49,18 @@ def test_random_ties_and_special_values(monkeypatch):
         check(logits, lens, table(requests, width), k)
 
 
-def test_all_equal_takes_the_lowest_positions():
-    logits = torch.full((1, 128), -math.inf)
-    lens = torch.tensor([[100]], dtype=torch.int32)
-    assert topk_to_slots(logits, lens, table(1, 2), 64)[1][0].tolist() == list(range(64))
-
-
-def test_signed_zeros_tie():
-    logits = torch.tensor([[-0.0, 0.0, -0.0, -1.0]])
-    lens = torch.tensor([[4]], dtype=torch.int32)
-    assert topk_to_slots(logits, lens, table(1, 1), 2)[1][0].tolist() == [0, 1]
-
-
-def test_garbage_past_the_length_is_never_chosen():
-    logits = torch.tensor([[1.0, 2.0, math.inf, math.nan]])
-    lens = torch.tensor([[2]], dtype=torch.int32)
-    assert topk_to_slots(logits, lens, table(1, 1), 4)[1][0].tolist() == [1, 0, -1, -1]
+@pytest.mark.parametrize(
+    ("logits", "length", "chosen"),
+    [
+        ([-math.inf] * 128, 100, [*range(64)]),
+        ([-0.0, 0.0, -0.0, -1.0], 4, [0, 1]),
+        ([1.0, 2.0, math.inf, math.nan], 2, [1, 0, -1, -1]),
+    ],
+    ids=["equal logits", "signed zeros", "garbage past the length"],
+)
+def test_known_answers(logits, length, chosen):
+    lens = torch.tensor([[length]], dtype=torch.int32)
+    assert topk_to_slots(torch.tensor([logits]), lens, table(1, 2), len(chosen))[1][0].tolist() == chosen
 
 
 def test_empty_calls():

@@ -6,12 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from parity.ops.paged_logits.case import HEADS, LAYOUTS, LOGITS_DATA, TOPK_DATA, Case
-from parity.ops.paged_logits.operands import build_logits, build_topk
+from parity.ops.paged_logits.case import DATA, HEADS, Case
+from parity.ops.paged_logits.operands import build_logits
+from parity.ops.topk.case import DATA as TOPK_DATA
+from parity.ops.topk.case import TopkCase
+from parity.ops.topk.operands import build_topk
 from parity.pages import counter, tables
-from parity.pages.values import CLASSES, draw_keys, draw_queries, draw_weights, exactness
-from parity.run.operation import parse_case
-from parity.selftest.case_reading import read_row, slots_of
+from parity.pages.elements import BF16, E2M1, E4M3
+from parity.pages.keys import CLASSES
+from parity.pages.values import draw_keys, draw_queries, draw_weights
+from parity.run.operation import find, parse_case
+from parity.selftest.case_reading import LAYOUTS, read_row, slots_of
+from parity.selftest.helpers import CPU, bits
 from reference.exact import dots, logits
 from reference.formats import e4m3_encode
 from reference.pages import read_keys
@@ -22,7 +28,7 @@ LENGTHS = ((130, 131), (64, 1), (300, 7))
 def _digest(*tensors: torch.Tensor) -> str:
     sha = hashlib.sha256()
     for x in tensors:
-        sha.update(x.contiguous().view(torch.uint8).numpy().tobytes())
+        sha.update(bits(x).numpy().tobytes())
     return sha.hexdigest()[:16]
 
 
@@ -58,13 +64,9 @@ FIXED = {
 @pytest.mark.parametrize("text", FIXED)
 def test_a_case_string_means_the_same_bits_everywhere(text):
     case = parse_case(text)
-    if case.stage == "topk":
-        operands = build_topk(case)
-        parts = [operands.logits, operands.context_lens, operands.block_table]
-    else:
-        built = build_logits(case)
-        parts = [built.q.view(torch.uint8), built.weights, built.context_lens, built.block_table, built.pool]
-    assert _digest(*parts) == FIXED[text]
+    built = find(case.op).build(case, CPU)
+    names = "logits context_lens block_table" if case.op == "topk" else "q weights context_lens block_table pool"
+    assert _digest(*(getattr(built, name) for name in names.split())) == FIXED[text]
 
 
 def test_counter_words_equal_plain_integer_arithmetic():
@@ -72,7 +74,7 @@ def test_counter_words_equal_plain_integer_arithmetic():
     coordinates = [(0, 0, 0), (1, 2, 3), (1 << 20, (1 << 24) - 1, 63)]
     columns = [torch.tensor(column) for column in zip(*coordinates, strict=True)]
     keys = counter.row_keys(12345, 7, columns)
-    words = counter.row_words(keys, counter.counting(5, torch.device("cpu")))
+    words = counter.row_words(keys, counter.counting(5, CPU))
     for i, coordinate in enumerate(coordinates):
         base = counter.mix_int(12345 * counter._SEED + 7 * counter._STREAM + counter._COORDINATES[0])
         key = counter.mix_int(base + sum(c * m for c, m in zip(coordinate, counter._COORDINATES, strict=True)))
@@ -87,18 +89,18 @@ def test_counter_words_equal_plain_integer_arithmetic():
 
 def test_tables_hold_what_the_formats_can():
     for name in ("int4", "one_two", "bell", "positive", "grid", "top", "tiny"):
-        wide = tables.codes(name, "bf16", torch.device("cpu")).view(torch.bfloat16).to(torch.float64)
-        want = torch.from_numpy(tables.distribution(name, "bf16"))
+        wide = tables.codes(name, BF16, CPU).view(torch.bfloat16).to(torch.float64)
+        want = torch.from_numpy(tables.distribution(name, BF16))
         assert torch.equal(wide, want.to(torch.float32).to(torch.bfloat16).to(torch.float64)), name
-        narrow = tables.codes(name, "e4m3", torch.device("cpu")).view(torch.float8_e4m3fn).to(torch.float64)
-        want = torch.from_numpy(tables.distribution(name, "e4m3"))
+        narrow = tables.codes(name, E4M3, CPU).view(torch.float8_e4m3fn).to(torch.float64)
+        want = torch.from_numpy(tables.distribution(name, E4M3))
         assert torch.isfinite(narrow).all()
         if name != "bell":
             nearest = e4m3_encode(want.to(torch.float32)).view(torch.float8_e4m3fn).to(torch.float64)
             assert ((narrow - want).abs() <= (nearest - want).abs()).all(), name
-    spread = tables.distribution("bell", "bf16")
+    spread = tables.distribution("bell", BF16)
     assert abs(spread.mean()) < 1e-6 and abs(spread.std() - np.sqrt(4 / 3)) < 1e-3
-    assert tables.distribution("positive", "e2m1").min() >= 0.5
+    assert tables.distribution("positive", E2M1).min() >= 0.5
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -106,9 +108,12 @@ def test_tables_hold_what_the_formats_can():
 @pytest.mark.parametrize("data", ["exact", "exact_wide"])
 def test_exact_classes_keep_their_promise_on_drawn_data(layout, heads, data):
     case = Case(lengths=((300, 128), (64, 1)), layout=layout, heads=heads, data=data, seed=5)
-    promise = exactness(case)
+    peak = CLASSES[data].peak
+    assert peak is not None
+    most = 128 * peak[0] * peak[1]  # of sum_d |q||k|
+    most_total = most * peak[2] * heads
     operands = build_logits(case)
-    assert promise is not None and promise.absdot <= 2**14 and promise.total <= 2**24
+    assert most <= 2**14 and most_total <= 2**24
     seen = 0.0
     for row in range(case.rows):
         request, inner = divmod(row, case.next_n)
@@ -117,10 +122,10 @@ def test_exact_classes_keep_their_promise_on_drawn_data(layout, heads, data):
         keys, scales = _stored(operands, row)
         assert torch.equal(q, q.round()) and torch.equal(w, w.round()) and torch.equal(keys, keys.round())
         _, absdot = dots(q, keys)
-        assert float(absdot.max()) <= promise.absdot
+        assert float(absdot.max()) <= most
         total = (w.abs()[:, :, None] * absdot).sum(1)
-        assert float(total.max()) <= promise.total
-        seen = max(seen, float(total.max()) / promise.total)
+        assert float(total.max()) <= most_total
+        seen = max(seen, float(total.max()) / most_total)
         if scales is not None:
             mantissa, _ = torch.frexp(scales)
             assert (mantissa == 0.5).all()
@@ -153,7 +158,7 @@ def test_exact_wide_sees_a_bf16_dot_and_a_bf16_weight():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("data", LOGITS_DATA)
+@pytest.mark.parametrize("data", DATA)
 def test_values_do_not_depend_on_company(layout, data):
     """Rows, heads and pages drawn alone equal the same ones drawn in a larger batch: dropping rows keeps the rest."""
     requests, rows = torch.tensor([3, 1, 7]), torch.tensor([0, 5, 2])
@@ -168,7 +173,7 @@ def test_values_do_not_depend_on_company(layout, data):
     for all_pages, one in zip(keys, alone, strict=True):
         assert (all_pages is None) == (one is None)
         if all_pages is not None and one is not None:
-            assert torch.equal(all_pages[2:].view(torch.uint8), one.view(torch.uint8))
+            assert torch.equal(bits(all_pages[2:]), bits(one))
     assert len({_digest(page) for page in keys.payload}) == 3
     other_seed = draw_keys(data, layout, 12, requests, rows)
     assert not torch.equal(keys.payload, other_seed.payload)
@@ -193,7 +198,7 @@ def test_classes_have_the_property_they_are_named_for(layout):
     ordered = needle.sort(descending=True).values
     assert float(ordered[0]) > 1.5 * float(ordered[1]) and int(needle.argmax()) < 64
 
-    finite = [_exact_logits(_drawn(data, layout), 0).isfinite() for data in LOGITS_DATA if data != "nonfinite"]
+    finite = [_exact_logits(_drawn(data, layout), 0).isfinite() for data in DATA if data != "nonfinite"]
     assert all(bool(row.all()) for row in finite)
     odd = ~_exact_logits(_drawn("nonfinite", layout), 0).isfinite()
     assert 5 <= int(odd.sum()) <= 40
@@ -224,7 +229,7 @@ def test_saturating_and_subnormal_payloads():
     assert int((tiny8.payload & 0x7F).max()) == 7
 
 
-@pytest.mark.parametrize("data", [name for name in LOGITS_DATA if CLASSES[name].scale == "real"])
+@pytest.mark.parametrize("data", [name for name in DATA if CLASSES[name].scale == "real"])
 def test_fp8_scales_are_positive_and_use_their_significand(data):
     keys = draw_keys(data, "fp8", 3, torch.arange(4), torch.arange(4))
     assert keys.scales is not None
@@ -235,7 +240,7 @@ def test_fp8_scales_are_positive_and_use_their_significand(data):
 
 def test_topk_classes_have_the_property_they_are_named_for():
     def drawn(data, length=6000):
-        case = Case(lengths=((length, length),) * 4, stage="topk", data=data, seed=3)
+        case = TopkCase(lengths=((length, length),) * 4, data=data, seed=3)
         return build_topk(case).logits
 
     assert bool((drawn("equal") == drawn("equal")[:, :1]).all())

@@ -1,4 +1,6 @@
-"""The judgement of stores: honest float32 chains in other orders pass, the nearest wrong ones do not."""
+"""The judgement of stores: correct float32 chains in other orders pass, the nearest wrong ones do not."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from parity.ops.store.operands import build_store, named_bytes
 from parity.pages.intervals import to_bf16
 from parity.pages.layout import find
 from parity.results import Labels, Status
-from reference import exact, formats
+from reference import compressor, exact, formats
 from reference.formats import round_to
 
 MODES = [Mode("fp8", "fused"), Mode("fp8_pow2", "fused"), Mode("bf16", "fused"), Mode("fp4", "fused")]
@@ -59,14 +61,8 @@ def store_into(operands, mode: Mode, z: torch.Tensor) -> torch.Tensor:
     return operands.contents()
 
 
-def operands_of(case: StoreCase, mode: Mode):
-    from dataclasses import replace
-
-    return build_store(replace(case, layout=mode.layout))
-
-
 def judged(case, mode, z_of, **changes):
-    operands = operands_of(case, mode)
+    operands = build_store(replace(case, layout=mode.layout))
     contract = Contract.from_dict({**mode.contract, **changes})
     return judge_store(store_into(operands, mode, z_of(operands)), operands, contract, Labels())
 
@@ -128,9 +124,7 @@ def test_published_without_roundings_does_not(mode):
 
 
 def test_published_rows_mirror_the_reference():
-    """The transcription agrees with the reference's own stages on bf16 keys."""
-    from reference import compressor
-
+    """The transcription agrees with the reference's own steps on bf16 keys."""
     operands = build_store(CASES[1])
     given = (operands.norm_weight, operands.eps, operands.positions, operands.rope_table)
     keys = compressor.finish(operands.pooled, *given)
@@ -148,8 +142,6 @@ def test_published_rows_mirror_the_reference():
 
 
 def test_a_byte_that_no_slot_names_is_found_wherever_it_lies():
-    from dataclasses import replace
-
     case = replace(CASES[0], layout="fp8", gap=48, pages=3, skip=2)
     mode = MODES[0]
     named = torch.cat([part.reshape(-1) for part in named_bytes(case, build_store(case).out_loc)])

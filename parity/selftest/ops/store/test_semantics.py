@@ -10,8 +10,8 @@ from parity.ops.store import semantics
 from parity.results import Status
 from parity.run.implementation import Implementation
 from parity.run.runner import InProcess
+from parity.selftest.helpers import CPU
 
-CPU = torch.device("cpu")
 executed = pytest.mark.skipif(host_store.missing() is not None, reason=f"not executed: {host_store.missing()}")
 
 
