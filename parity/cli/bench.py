@@ -13,7 +13,10 @@ PARTS = ("decode", "prefill", "speculate", "single", "memory", "selection", "sto
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", action="append", choices=PARTS, default=[], help="part of the benchmark (repeatable)")
     parser.add_argument(
-        "--rounds", type=shared.one_or_more, metavar="N", help="rounds to take medians over (default 9, of the store 60)"
+        "--rounds",
+        type=shared.one_or_more,
+        metavar="N",
+        help="rounds to take medians over (default 9, store 60)",
     )
     shared.add_json(parser)
 
