@@ -233,7 +233,7 @@ def _serve(connection: Connection, setup: Job | None, path: list[str]) -> None:
     with suppress(_Ended, EOFError, BrokenPipeError):
         kind, value = _attempt(setup) if setup is not None else ("done", None)
         if kind == "raised":
-            connection.send(("ended", Lost(value)))
+            connection.send(("ended", Lost(str(value))))
             return
         connection.send(("ready", None))
         while True:
