@@ -51,7 +51,7 @@ def stuck(**named):
         time.sleep(600)
     return own.logits(**named)
 
-def compressor(kv, score, ape, state, request_ids, positions):
+def compressor(**named):
     raise NotImplementedError("not written yet")
 """
 
@@ -258,7 +258,7 @@ def test_a_lost_process_is_a_row_of_its_check():
 )
 def test_each_part_is_run_where_it_belongs(more, wanted, monkeypatch):
     run: list[str] = []
-    names = {"parity.suite.jobs:judge_here": "judge", "parity.build.matrix:rows_of_gate": "compile"}
+    names = {"parity.suite.jobs:judge_here": "judge", "parity.build.compile:rows_of_gate": "compile"}
 
     def collect(part: Part, rows: list[Row]) -> None:
         run.append(names.get(part.jobs[0].function, "faults"))
@@ -272,7 +272,7 @@ def test_each_part_is_run_where_it_belongs(more, wanted, monkeypatch):
 
 def test_smoke_compiles_for_one_architecture_only():
     assert gate.compile_part(gate.Options(device=CPU, profile="smoke", fixtures="f")).jobs == [
-        Job("parity.build.matrix:rows_of_gate", (True, "f"))
+        Job("parity.build.compile:rows_of_gate", (True, "f"))
     ]
 
 
