@@ -16,6 +16,7 @@ from parity.vocabulary import TooLarge
 Windows = tuple[tuple[int, int], ...]
 
 LAZY_BYTES = 1 << 28  # a CPU pool above this is mapped lazily and poisoned around the pages in use only
+ADDRESSES = 1 << 47  # what a process can map: of a larger pool every byte counts, so that it is refused
 CHUNK_ELEMENTS = 1 << 23  # drawn at a time; the largest temporary is int64 [elements / 64] or int32 [elements]
 
 
@@ -90,7 +91,7 @@ def pool_bytes(case: Stored, used: int, device: torch.device) -> int:
 
 def windows_bytes(near: int, total: int) -> int:
     """At most how many bytes `windows_around` covers, of which `near` without the offsets that have lost bits."""
-    return min(total, near * (3 if total > 1 << 31 else 1))
+    return total if total > ADDRESSES else min(total, near * (3 if total > 1 << 31 else 1))
 
 
 def _draw_pages(case: Stored, owner: np.ndarray, page: np.ndarray, device: torch.device) -> Tensor:
