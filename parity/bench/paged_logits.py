@@ -199,7 +199,7 @@ def peaks(device: torch.device) -> Iterator[dict[str, Any]]:
         function(**operands)
         with memory.peak_bytes(device) as peak:
             function(**operands)
-        figures = {"peak_bytes": peak.bytes, "milliseconds": milliseconds(lambda call=function: call(**operands))}
+        figures = {"peak_bytes": peak.bytes, "milliseconds": milliseconds(partial(function, **operands))}
         yield found | figures | {"value": peak.bytes / 1e9, "unit": "GB"}
 
 

@@ -11,7 +11,8 @@ from parity.bench import paged_logits, store
 from parity.bench.timing import line
 from parity.run import device as devices
 
-PARTS = (*dict.fromkeys(work.name for work in paged_logits.WORKLOADS), "memory", "selection", "store")
+STORE = store.PART
+PARTS = (*dict.fromkeys(work.name for work in paged_logits.WORKLOADS), "memory", "selection", STORE)
 TARGET_DEVICE = "H200"
 """Targets were set for this GPU; elsewhere the same numbers are printed without a verdict."""
 ROUNDS, STORE_ROUNDS = 9, 60  # calls of the store are short
@@ -41,5 +42,5 @@ def _rows(device: torch.device, names: Sequence[str], rounds: int | None) -> Ite
         yield from paged_logits.peaks(device)
     if "selection" in names:
         yield from paged_logits.selections(device, rounds or ROUNDS)
-    if "store" in names:
+    if STORE in names:
         yield from store.rows(rounds or STORE_ROUNDS)

@@ -19,6 +19,8 @@ from impl.store_modes import Mode
 from parity.bench.timing import judged, medians, row
 from parity.pages.layout import find
 
+PART = "store"
+"""Its name among the parts of `parity bench`."""
 BARS = {"copy": 1.25, "launch_us": 1.5}
 CHUNKS = 32  # of four channels, in a key
 LARGE, SMALL = 262144, (1, 64, 512, 2048, 4096, 8191)

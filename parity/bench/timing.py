@@ -20,8 +20,9 @@ def graph_of(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for call in calls[:3] * 3:
-            call()
+        for _ in range(3):
+            for call in calls[:3]:
+                call()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

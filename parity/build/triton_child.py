@@ -14,6 +14,7 @@ from typing import Any
 
 from impl import configs
 from parity.build.rows import Row, kernel_row
+from parity.pages.layout import find
 
 _DIVISIBLE = [["tt.divisibility", 16]]
 # The three generations of warp- and block-wide matrix instructions in PTX; their names hold shape and operand type.
@@ -89,7 +90,7 @@ def source(config: configs.Config) -> Any:
 
     from impl import kernels
 
-    kernel, fp8 = getattr(kernels, config.kernel), config.layout == "fp8"
+    kernel, fp8 = getattr(kernels, config.kernel), find(config.layout).scale > 0
     next_n = config.row_tile if config.kernel == "decode" else 4096
     width = 344 * 64
     pointers = {

@@ -31,8 +31,8 @@ def run(options: argparse.Namespace) -> int:
     interpreter.prepare("cuda")
     if interpreter.interpreting():
         raise CommandError("TRITON_INTERPRET is set: interpreted kernels are not timed; unset it")
-    from parity.bench.report import report
+    from parity.bench import report
 
-    found = report(device.resolve("cuda"), options.only, options.rounds)
+    found = report.report(device.resolve("cuda"), options.only, options.rounds)
     write_json(options.json, found)
     return int(found["exit"])

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         collect(part, rows)
     except KeyboardInterrupt as end:
-        partial = f"{end or 'interrupted'} after {len(rows)} of {plural(len(ids), 'model')}"
+        partial = f"{str(end) or 'interrupted'} after {len(rows)} of {plural(len(ids), 'model')}"
     rows = mutants.in_order(rows)
     head = {
         "profile": options.profile,

@@ -82,7 +82,7 @@ def gate(options: Options) -> int:
     try:
         run_parts(options, session, golden, rows)
     except KeyboardInterrupt as end:
-        unfinished = f"{end or 'interrupted'} before everything was judged"
+        unfinished = f"{str(end) or 'interrupted'} before everything was judged"
     head["duration"] = round(time.time() - started, 1)
     report = Report(tuple(rows), head=head, partial=unfinished)
     print(f"\n{tables.text(report)}", flush=True)

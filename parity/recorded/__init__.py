@@ -10,10 +10,11 @@ from pathlib import Path
 
 import torch
 
-from parity.command import FAILED, PASSED, USAGE, write_json
+from parity.command import write_json
 from parity.recorded.files import RecordingError
 from parity.recorded.replay import replay
 from parity.recorded.rows import DAMAGED, INPUT, MISSING, NOT_JUDGED, UNKNOWN, Row
+from parity.vocabulary import FAILED, PASSED, USAGE
 
 __all__ = ["RecordingError", "Row", "exit_code", "main_replay", "passed", "replay", "table"]
 

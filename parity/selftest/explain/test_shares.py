@@ -181,7 +181,7 @@ def test_the_sentence_and_the_table_say_what_was_measured(two_seeds: list[dict])
     assert restored["fp4_q"] == restored["fp4_k"] == "on"
     assert report["advice"]["loss"] <= advice.ENOUGH * report["total"]["loss"]["mean"] or len(restored) == 10
     assert report["advice"]["exact_stores"]["fp8-pow2"] == 1.0 and report["advice"]["exact_stores"]["fp8"] < 0.01
-    assert "exactly at 132 bytes a slot" in text and "68 bytes a slot" in text
+    assert "exactly at 132 bytes per slot" in text and "68 bytes per slot" in text
     lines = table(report, "seed-before", "published")
     assert sum(line.startswith(tuple(e["choice"] for e in report["choices"])) for line in lines) == 10
 
@@ -222,7 +222,7 @@ def test_a_real_implementation_is_one_more_part(tmp_path: Path) -> None:
     assert main(["explain", *words, "--cases", "2", "--rows", "4", "--json", str(out), "--device", "cpu"]) == 0
     report = json.loads(out.read_text())
     assert report["kernel"]["share"]["loss"]["mean"] > 0.01 and report["preset"] == "seed-after"
-    assert f"{source}:logits itself beside its emulation" in report["sentence"]
+    assert f"{source}:logits itself against its emulation" in report["sentence"]
 
 
 def test_captured_contexts_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
