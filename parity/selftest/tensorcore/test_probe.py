@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from impl import configs
-from parity.command import CommandError
+from parity.cli import main as cli
 from parity.numerics.arithmetic import Grouped
-from parity.tensorcore.probe import main, tile_shapes, verify_device_model, verify_models
+from parity.tensorcore.probe import tile_shapes, verify_device_model, verify_models
 from parity.tensorcore.probe_check import DISTRIBUTIONS, Finding, count_mismatches, draw, probe
 from parity.tensorcore.probe_search import Card, search
 
@@ -186,16 +186,16 @@ def test_tile_shapes_are_those_of_the_kernels():
     assert tile_shapes(80, "fp8") == []
 
 
-def test_command_refuses_where_there_is_nothing_to_ask(tmp_path, monkeypatch):
+def test_command_refuses_where_there_is_nothing_to_probe(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(CommandError, match="there is no CUDA device to ask"):
-        main([])
-    with pytest.raises(CommandError, match="--device: device: cuda was requested"):
-        main(["--device", "cuda"])
-    with pytest.raises(CommandError, match="its folder does not exist"):
-        main(["--json", str(tmp_path / "none" / "x.json")])
+    for words, sentence in (
+        ([], "there is no CUDA device here to probe"),
+        (["--device", "cuda"], "--device: device: cuda was"),
+        (["--json", str(tmp_path / "none" / "x.json")], "its folder does not exist"),
+    ):
+        assert cli.main(["probe", *words]) == 2 and sentence in capsys.readouterr().err
     with pytest.raises(SystemExit) as caught:
-        main(["--operand", "int8"])
+        cli.main(["probe", "--operand", "int8"])
     assert caught.value.code == 2
 
 
