@@ -55,6 +55,10 @@ class Grounds(enum.StrEnum):
         return self in (Grounds.VALUES, Grounds.ROUTE)
 
 
+class TooLarge(ValueError):
+    """A case that this machine has not the memory or the addresses for; the message is one sentence with the figure."""
+
+
 PASSED, FAILED, USAGE = 0, 1, 2
 """Exit codes of every command: passed; parity failed; usage, environment, or nothing judged."""
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 
 from parity.cli import options as shared
-from parity.command import CommandError, refuse_in_ci, write_json
-from parity.vocabulary import FAILED, PASSED, Status
-
-STATUSES = (Status.PASSED, Status.FAILED, Status.UNSUPPORTED, Status.NOT_RUN)
+from parity.command import CommandError, write_json
+from parity.vocabulary import FAILED, PASSED
 
 
 def architecture(text: str) -> int:
@@ -35,23 +32,20 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from parity.build import matrix
+    from parity.build import compile, rows
 
-    if options.accept:
-        refuse_in_ci("parity compile --accept")
-    rows, notes = matrix.compile_everything(
-        list(dict.fromkeys(options.arch or matrix.ARCHES)),
+    found = compile.report(
+        list(dict.fromkeys(options.arch or compile.ARCHES)),
         use_cache=not options.no_cache,
         quick=options.quick,
         fixtures=options.fixtures,
         accept=options.accept,
     )
-    found = Counter(row["status"] for row in rows)
-    counts = {str(status): found[status] for status in STATUSES}
-    print(f"{matrix.table(rows)}\n\n{matrix.matrix(rows)}\n")
-    print("\n".join(notes))
+    print(f"{rows.table(found['rows'])}\n\n{rows.matrix(found['rows'])}\n")
+    print("\n".join(found["notes"]))
+    counts = found["counts"]
     print(", ".join(f"{count} {status}" for status, count in counts.items()))
-    write_json(options.json, {"rows": rows, "counts": counts, "notes": notes})
+    write_json(options.json, found)
     if not counts["passed"] and not counts["failed"]:
         raise CommandError("nothing could be compiled here")
     return FAILED if counts["failed"] else PASSED

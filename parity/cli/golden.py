@@ -6,13 +6,14 @@ import argparse
 
 from parity import tables
 from parity.cli import options as shared
-from parity.command import CommandError, refuse_in_ci, say, write_json
+from parity.command import CommandError, say, write_json
 from parity.results import GOLDENS, Report, Row, plural
 from parity.vocabulary import FAILED, PASSED, Status
 
+TRUTHS = ("golden", "predicted", "digests", "floors", "compile")
 ACTIONS = {
     "verify": "check every golden's file and case, and judge the implementations against it",
-    "regenerate": "write pending files for every golden and exit 1: look at them, then accept",
+    "regenerate": "write pending files of the named kinds and exit 1: look at them, then accept",
     "diff": "what the pending files would change, in numbers; exits 1 if anything is pending",
     "accept": "put the pending files in place",
 }
@@ -25,6 +26,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         action = actions.add_parser(name, help=text, description=described, epilog=shared.EXITS)
         shared.add_fixtures(action)
         shared.add_json(action)
+        if name == "regenerate":
+            action.add_argument("names", nargs="*", metavar="KIND", help=f"{', '.join(TRUTHS)} (default: golden)")
         if name == "verify":
             action.add_argument("names", nargs="*", metavar="NAME", help="only these goldens")
             shared.add_implementation(action)
@@ -32,33 +35,26 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
-    from parity.golden import files, goldens
-    from parity.run import interpreter
+    from parity.gate import goldens
+    from parity.run import device, interpreter
 
     if options.action == "verify":
         return verify(options)
-    folder = files.locate(options.fixtures)
-    if folder is None and options.action != "regenerate":
-        raise CommandError("no goldens found beside the package or in ./fixtures: name the folder with --fixtures DIR")
-    folder = folder or Path.cwd() / "fixtures" / "golden"
-    if options.action in ("regenerate", "accept"):
-        refuse_in_ci(f"parity golden {options.action}")
-    interpreter.prepare("cpu")
+    interpreter.prepare(device.resolve("auto").type)
     if options.action == "regenerate":
-        names = goldens.regenerate(folder)
-        print(f"{plural(len(names), 'pending golden')} in {folder}: see `parity golden diff`, then accept")
-        write_json(options.json, {"folder": str(folder), "pending": names})
+        left = goldens.regenerate(options.fixtures, options.names or ["golden"])
+        count = plural(sum(map(len, left.values())), "pending file")
+        print(f"{count} in {', '.join(left)}: see `parity golden diff`, then accept")
+        write_json(options.json, {"pending": left})
         return FAILED
     if options.action == "diff":
-        differences, pending = goldens.diff(folder), files.pending(folder)
-        print("\n".join(differences or [f"{plural(len(pending), 'pending file')}, no value differs"]))
-        write_json(options.json, {"folder": str(folder), "pending": pending, "differences": differences})
+        pending, lines = goldens.diff(options.fixtures)
+        print("\n".join(lines or [f"{plural(len(pending), 'pending file')}, no value differs"]))
+        write_json(options.json, {"pending": pending, "differences": lines})
         return FAILED if pending else PASSED
-    changed = goldens.accept(folder)
-    print(f"accepted in {folder}: {', '.join(changed)}")
-    write_json(options.json, {"folder": str(folder), "accepted": changed})
+    changed = goldens.accept(options.fixtures)
+    print(f"accepted: {', '.join(changed)}")
+    write_json(options.json, {"accepted": changed})
     return PASSED
 
 
@@ -66,19 +62,19 @@ def verify(options: argparse.Namespace) -> int:
     """Progress on stderr and the table of a gate."""
     import numpy
 
-    from parity.gate.gate import no_goldens
-    from parity.golden import files, goldens
+    from parity.gate import goldens
+    from parity.golden import stored
     from parity.run.registry import builtin
 
-    folder = files.locate(options.fixtures)
+    folder = stored.locate("golden", options.fixtures)
     device = shared.device_of(options)
     rows: list[Row] = []
     if folder is None:
-        rows.append(no_goldens())
+        rows.append(goldens.none_found())
     else:
-        unknown = sorted(set(options.names) - set(goldens.CASES))
+        unknown = sorted(set(options.names) - set(goldens.cases()))
         if unknown:
-            raise CommandError(f"no golden is called {unknown[0]!r}; there are {', '.join(goldens.CASES)}")
+            raise CommandError(f"no golden is called {unknown[0]!r}; there are {', '.join(goldens.cases())}")
         given = [shared.implementation_of(options, device)] if options.impl else list(builtin(device).values())
         # Some goldens hold NaN and infinities on purpose; numpy, under Triton's interpreter, would warn of each.
         with numpy.errstate(all="ignore"):

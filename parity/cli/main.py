@@ -18,7 +18,8 @@ from types import FrameType, ModuleType
 from parity.cli.options import EXITS, Parser
 from parity.command import CommandError, Terminated, check_writable
 from parity.run.frames import roomy
-from parity.vocabulary import USAGE
+from parity.run.processes import claim_packages
+from parity.vocabulary import USAGE, TooLarge
 
 COMMANDS = {
     "list": "operations, implementations, levels, checks, profiles and data classes",
@@ -60,13 +61,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse and run; the exit code. Errors of usage and environment end here as one sentence."""
     words = list(sys.argv[1:] if argv is None else argv)
     prog = f"parity {words[0]}" if words else "parity"
+    claim_packages()
     try:
         with _termination():
             return dispatch(words)
-    except CommandError as error:
+    except (CommandError, TooLarge) as error:
         print(f"{prog}: {error}", file=sys.stderr)
     except KeyboardInterrupt as end:
-        print(f"{prog}: {end or 'interrupted'}", file=sys.stderr)
+        print(f"{prog}: {str(end) or 'interrupted'}", file=sys.stderr)
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name in PACKAGES:

@@ -12,11 +12,12 @@ from parity.explain.choices import Configuration
 from parity.explain.pipeline import Pipeline
 from parity.explain.rounding import LAYOUTS
 from parity.pages.layout import PAGE, find
-from parity.run import registry, runner
+from parity.run import loading, runner
+from parity.run.implementation import Implementation
 from reference import pages
 
 READ = ("bf16", "fp8", "fp8-pow2")  # storage formats whose keys and queries logits functions read
-OPERATION = "logits"
+OPERATION = "paged_logits"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,18 +72,16 @@ def operands(pipeline: Pipeline, c: Configuration, seed: int = 0) -> Operands:
     )
 
 
-def logits(impl: registry.Implementation, pipeline: Pipeline, c: Configuration, seed: int = 0) -> Tensor:
+def logits(impl: Implementation, pipeline: Pipeline, c: Configuration, seed: int = 0) -> Tensor:
     """The implementation's own logits of a configuration, float32 [n, S], -inf where nothing is visible.
 
     It runs in this process: a crash of it ends the command. ValueError for a layout that does not fit, RuntimeError
     for a result of another form or for an exception.
     """
     layout = layout_of(c)
-    if impl.stage != OPERATION or impl.layout != layout:
-        raise ValueError(
-            f"impl: expected {OPERATION} of {layout} pages, got {impl.name}: {impl.stage} of {impl.layout}"
-        )
-    function = impl.function or registry.resolve_name(str(impl.spec))
+    if impl.op != OPERATION or impl.layout != layout:
+        raise ValueError(f"impl: expected {OPERATION} of {layout} pages, got {impl.name}: {impl.op} of {impl.layout}")
+    function = impl.function or loading.resolve_name(str(impl.spec))
     given = operands(pipeline, c, seed)
     named = given.kwargs()
     if "schedule_meta" in impl.parameters:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from impl.configs import Config
-from parity.build import compile as compiling
+from parity.build.compile_kernels import compile_in_children
 from parity.ops.fault import Fault
 from parity.results import Row
 from parity.vocabulary import Grounds, Status
@@ -12,7 +12,7 @@ from parity.vocabulary import Grounds, Status
 def compiled(fault: Fault) -> Row:
     """`parity compile`'s verdict on the launch configuration of a model; evidence where shared memory is exceeded."""
     arch, config = int(fault.extra["arch"]), Config(*fault.extra["compile"])
-    (row,) = compiling._compile_in_children([(arch, config)], 300.0).values()
+    (row,) = compile_in_children([(arch, config)], 300.0).values()
     exceeded = row["status"] == "failed" and row.get("shared", 0) > row.get("shared_limit", 0) > 0
     return Row(
         fault.id,

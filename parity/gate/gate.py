@@ -19,10 +19,8 @@ from parity import tables
 from parity.command import CommandError, append_text, say, write_json, write_text
 from parity.domain.profiles import profile
 from parity.faults import mutants
-from parity.gate import junit
-from parity.golden import compiled as compile_goldens
-from parity.golden import files as golden_files
-from parity.golden import goldens
+from parity.gate import goldens, junit
+from parity.golden import stored
 from parity.results import Report, Row, plural
 from parity.run import device as devices
 from parity.run import processes, registry
@@ -84,7 +82,7 @@ def gate(options: Options) -> int:
     try:
         run_parts(options, session, golden, rows)
     except KeyboardInterrupt as end:
-        unfinished = f"{end or 'interrupted'} before everything was judged"
+        unfinished = f"{str(end) or 'interrupted'} before everything was judged"
     head["duration"] = round(time.time() - started, 1)
     report = Report(tuple(rows), head=head, partial=unfinished)
     print(f"\n{tables.text(report)}", flush=True)
@@ -97,8 +95,7 @@ def gate(options: Options) -> int:
 
 def locate_goldens(fixtures: str | None) -> Path | None:
     """Where the goldens are, None for nowhere; CommandError for a folder that is not there, before any work is done."""
-    compile_goldens.locate(fixtures)
-    return golden_files.locate(fixtures)
+    return stored.locate("golden", fixtures)
 
 
 def session_of(options: Options) -> Session:
@@ -106,8 +103,16 @@ def session_of(options: Options) -> Session:
     try:
         how = profile(options.profile, seed=options.seed, seconds=options.seconds, examples=options.examples)
         clock = None if options.seconds is None else Clock(options.seconds)
-        more = {"profile": how, "clock": clock, "arithmetic": options.arithmetic or "auto"}
-        return open_session(**options.chosen, device=options.device, **more)
+        return open_session(
+            impl=options.impl,
+            layout=options.layout,
+            op=options.op,
+            contract=options.contract,
+            device=options.device,
+            profile=how,
+            clock=clock,
+            arithmetic=options.arithmetic or "auto",
+        )
     except ValueError as error:
         raise CommandError(str(error)) from error
 
@@ -134,7 +139,7 @@ def run_parts(options: Options, session: Session, golden: Path | None, rows: lis
         say(line)
     collect(judging_part(options, session, golden, workers), rows)
     if options.golden and golden is None:
-        rows.append(no_goldens())
+        rows.append(goldens.none_found())
     # A user's own function has no configurations that could be listed.
     if options.compile and options.whole:
         say("parity gate: compiling every kernel for every architecture")
@@ -177,14 +182,12 @@ def verify_here(chosen: Mapping[str, Any], device: str, folder: str) -> list[Row
     """In a process: every golden, judged by contracts as they were declared."""
     where = torch.device(device)
     impl = chosen["impl"]
-    targets = [registry.load(*chosen.values(), where)] if impl else list(registry.builtin(where).values())
+    targets = (
+        [registry.load(impl, chosen["layout"], chosen["op"], chosen["contract"], where)]
+        if impl
+        else list(registry.builtin(where).values())
+    )
     return list(goldens.verify(Path(folder), targets, where, only_used=bool(impl)))
-
-
-def no_goldens() -> Row:
-    """The row that says that no goldens were found."""
-    message = "no goldens beside the package or in ./fixtures (--fixtures DIR names another place)"
-    return Row(REFERENCE, GOLDEN, "verify", Status.NOT_RUN, message=message)
 
 
 def compile_part(options: Options) -> Part:
@@ -198,7 +201,7 @@ def compile_part(options: Options) -> Part:
         return list(result[0])
 
     # Smoke is a minute at one's desk: one architecture, and whatever is in the cache.
-    job = Job("parity.build.matrix:rows_of_gate", (options.profile == "smoke", options.fixtures))
+    job = Job("parity.build.compile:rows_of_gate", (options.profile == "smoke", options.fixtures))
     return Part([job], read, lambda rows: None)
 
 

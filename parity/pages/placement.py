@@ -104,6 +104,31 @@ def place(case: Paged) -> Placement:
     return Placement(lengths, needed, ref_request, ref_page, ref_used, owner, page, visible, physical)
 
 
+def count_pages(case: Paged) -> tuple[int, int]:
+    """(references, used): table entries that name a page, and distinct pages in use, of the placement that `place`
+    would build; from the lengths, without an array as long as the references."""
+    lengths = np.array(case.lengths, dtype=np.int64).reshape(case.requests, case.next_n)
+    needed = -(-lengths.max(axis=1, initial=0) // PAGE)
+    references, most = int(needed.sum()), int(needed.max(initial=0))
+    if case.alias != "shared":
+        return references, references
+    # The pages of a request are the first of one list, so of all requests of one id the longest has them all.
+    order = np.lexsort((needed, ids_of(case.request_ids, case.requests)))
+    ids = ids_of(case.request_ids, case.requests)[order]
+    longest = needed[order][np.append(ids[1:] != ids[:-1], True)] if case.requests else needed
+    names = ids_of(None if case.page_ids is None else case.page_ids[:most], most)
+    first = np.zeros(most, dtype=bool)
+    first[np.unique(names, return_index=True)[1]] = True
+    own = np.append(0, np.cumsum(first & (names >= case.prefix)))
+    return references, int((first & (names < case.prefix)).sum() + own[longest].sum())
+
+
+def placement_bytes(case: Paged) -> int:
+    """About how many bytes the arrays of `place` and of `block_table` take at their peak."""
+    references, used = count_pages(case)
+    return 80 * references + 40 * (used + case.spare) + 8 * case.requests * (case.next_n + case.table_width)
+
+
 def ids_of(ids: tuple[int, ...] | None, count: int) -> np.ndarray:
     """Identifiers as an array, 0 .. count-1 when the case does not name any."""
     return np.arange(count, dtype=np.int64) if ids is None else np.array(ids, dtype=np.int64)

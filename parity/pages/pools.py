@@ -11,10 +11,12 @@ from torch import Tensor
 from parity.pages import values
 from parity.pages.layout import DIM, PAGE, POISON, find
 from parity.pages.placement import Paged, Placement
+from parity.vocabulary import TooLarge
 
 Windows = tuple[tuple[int, int], ...]
 
 LAZY_BYTES = 1 << 28  # a CPU pool above this is mapped lazily and poisoned around the pages in use only
+ADDRESSES = 1 << 47  # what a process can map: of a larger pool every byte counts, so that it is refused
 CHUNK_ELEMENTS = 1 << 23  # drawn at a time; the largest temporary is int64 [elements / 64] or int32 [elements]
 
 
@@ -77,6 +79,21 @@ def build_pool(case: Stored, plan: Placement, device: torch.device) -> tuple[Ten
     return pool, windows
 
 
+def pool_bytes(case: Stored, used: int, device: torch.device) -> int:
+    """At most how many bytes of the pool `build_pool` writes, with `used` pages in use: of a lazy one the windows."""
+    size = find(case.layout).page_bytes
+    pages, stride = used + case.spare, size + case.gap
+    if device.type != "cpu" or pages * stride <= LAZY_BYTES:
+        return pages * stride
+    touched = min(3 * (used + 1), pages)  # with their neighbours, whose windows meet where the gap is small
+    return windows_bytes(min(touched * 3 * size, (used + 1) * (2 * stride + 3 * size)), pages * stride)
+
+
+def windows_bytes(near: int, total: int) -> int:
+    """At most how many bytes `windows_around` covers, of which `near` without the offsets that have lost bits."""
+    return total if total > ADDRESSES else min(total, near * (3 if total > 1 << 31 else 1))
+
+
 def _draw_pages(case: Stored, owner: np.ndarray, page: np.ndarray, device: torch.device) -> Tensor:
     layout = find(case.layout)
     owners, pages = torch.from_numpy(owner).to(device), torch.from_numpy(page).to(device)
@@ -129,11 +146,14 @@ def windows_around(offsets: Iterable[int], size: int, total: int) -> Windows:
 
 
 def lazy_buffer(size: int) -> mmap.mmap:
-    """Anonymous zero pages that take memory only once written."""
-    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows commits the whole pool, and has no other kind
-        return mmap.mmap(-1, size)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    return mmap.mmap(-1, size, flags=flags)
+    """Anonymous zero pages that take memory only once written. TooLarge where there are not that many addresses."""
+    named = {}
+    if hasattr(mmap, "MAP_PRIVATE"):  # Windows commits the whole pool, and has no other kind
+        named["flags"] = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    try:
+        return mmap.mmap(-1, size, **named)
+    except (OSError, OverflowError) as error:
+        raise TooLarge(f"a pool of {size / 1e9:,.1f} GB cannot be mapped here") from error
 
 
 def chosen_keys(keys: Tensor, chosen: tuple[int, ...]) -> Tensor:

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import zlib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,8 +50,9 @@ def _from_file(path: Path) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         raise SpecError(f"impl: there is no file {path}")
-    name = f"_parity_{path.stem}"
-    if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path):
+    # A name of its own: the file may be called as one of our packages is, or as a file of another folder.
+    name = f"_parity_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    if name in sys.modules:
         return sys.modules[name]
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # last, so that helpers beside the file are found and nothing is shadowed

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,6 +20,17 @@ def search_path() -> list[str]:
     """This process's module path with the current folder moved to its end, where it shadows nothing."""
     here = {"", ".", os.getcwd()}
     return [entry for entry in sys.path if entry not in here] + [os.getcwd()]
+
+
+def claim_packages() -> None:
+    """Import `reference` and `impl` from where this package lies, before anything else can go by their names: a user's
+    `impl.py` may lie in the current folder, or beside the function that is judged."""
+    for name in ("reference", "impl"):
+        if name not in sys.modules:
+            spec = PathFinder.find_spec(name, [str(ROOT)])
+            assert spec is not None and spec.loader is not None
+            sys.modules[name] = module_from_spec(spec)
+            spec.loader.exec_module(sys.modules[name])
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:

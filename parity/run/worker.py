@@ -10,10 +10,12 @@ import inspect
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +29,7 @@ from parity.run.frames import roomy
 from parity.run.implementation import Implementation
 from parity.run.loading import SpecError, resolve_name
 from parity.run.operation import find, parse_case
-from parity.run.processes import scratch, search_path
+from parity.run.processes import ROOT, scratch, search_path
 
 START_SECONDS = 180.0
 """For the child to import torch on a loaded machine; not part of any case's time-out."""
@@ -35,9 +37,11 @@ START_SECONDS = 180.0
 CASE_SECONDS = 60.0
 """Default time-out of one case: enough for kernels that compile at their first call."""
 
+# Our packages come from where they lie here, whatever files of the same names the module path leads to.
 _BOOT = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
-    "from parity.run.worker import serve; serve(*map(int, sys.argv[2:4]))"
+    "import sys, json; sys.path[:] = [sys.argv[1]]; import parity; sys.path[:] = json.loads(sys.argv[2]); "
+    "from parity.run.processes import claim_packages; claim_packages(); "
+    "from parity.run.worker import serve; serve(int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])"
 )
 
 
@@ -63,8 +67,8 @@ class Child:
         self._receive, child_writes = os.pipe()
         with open(self.log, "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-X", "faulthandler", "-c", _BOOT, json.dumps(search_path())]
-                + [str(child_reads), str(child_writes)],
+                [sys.executable, "-P", "-X", "faulthandler", "-c", _BOOT, str(ROOT), json.dumps(search_path())]
+                + [str(child_reads), str(child_writes), self._folder.name],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -223,8 +227,9 @@ class Worker:
 
 
 @roomy
-def serve(read: int, write: int) -> None:
-    """Answer messages until the pipe closes."""
+def serve(read: int, write: int, folder: str) -> None:
+    """Answer messages until the pipe closes: the parent is gone, however it went."""
+    threading.Thread(target=_end_with_parent, args=(read, folder), daemon=True).start()
     with os.fdopen(read, "rb") as incoming:
         for line in incoming:
             message = json.loads(line)
@@ -235,7 +240,21 @@ def serve(read: int, write: int) -> None:
                 if message["do"] != "describe":
                     answer |= {"outcome": _plain(running.Outcome(error=answer["problem"])), "tensors": False}
             os.write(write, json.dumps(answer).encode() + b"\n")
-    os._exit(0)
+    _end(folder)
+
+
+def _end_with_parent(read: int, folder: str) -> None:
+    """Also out of a call that does not return."""
+    closed = select.poll()
+    closed.register(read, 0)  # nothing but that the other side has been closed
+    closed.poll()
+    _end(folder)
+
+
+def _end(folder: str) -> None:
+    """Remove the folder that the parent would have removed, and end the process with what the function has started."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _problem(message: dict[str, Any], error: BaseException) -> str:

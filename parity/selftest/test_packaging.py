@@ -15,7 +15,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("reference", "impl", "parity")
-SHIPPED = ("pyproject.toml", "README.md", "LICENSE", "NOTICE")
+SHIPPED = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "NOTICE")
+TRUTH = ROOT / "fixtures" / "truth"
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -37,6 +38,7 @@ def wheel(tmp_path_factory) -> Path:
         shutil.copy(ROOT / name, copy)
     for name in PACKAGES:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(TRUTH, copy / "fixtures" / "truth")
     code = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
     done = subprocess.run([sys.executable, "-c", code, "dist"], cwd=copy, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -53,8 +55,9 @@ def test_the_wheel_has_every_module_and_data_file(wheel):
         if path.is_file()
         and not any(part == "__pycache__" or part.startswith(".") for part in path.relative_to(ROOT).parts)
     }
-    assert names == wanted
-    assert {"parity/gate/gate.ini", "parity/arithmetic_models.json", "parity/head_sums.json"} <= names
+    truth = {f"parity/truth/{path.name}" for path in TRUTH.glob("*.json")}
+    assert names == wanted | truth
+    assert "parity/gate/gate.ini" in names and len(truth) == 4
 
 
 def test_the_wheel_names_the_command_the_plugin_and_the_licence(wheel):
@@ -81,6 +84,14 @@ def test_an_unpacked_wheel_runs_away_from_the_checkout(wheel, tmp_path):
     done = subprocess.run([sys.executable, "-P", "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 check of 1 implementation" in done.stdout
+    code = "import parity; from parity.ops.store import semantics; "
+    code += "from parity.ops.store.digests import known_digests; from parity.numerics import arithmetic; "
+    code += "print(parity.__file__, len(known_digests()), len(semantics.floors()), len(arithmetic.stored_models()))"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(place)!r}); {code}"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.split()[0].startswith(str(place)) and "0" not in done.stdout.split()[1:], done.stderr
 
 
 def project() -> dict:

@@ -64,8 +64,9 @@ def _holds_suite(config: pytest.Config, word: str) -> bool:
 
 
 def _prepare(options: Any) -> None:
-    from parity.run import interpreter
+    from parity.run import interpreter, processes
 
+    processes.claim_packages()
     interpreter.prepare(options.parity_require_device or options.parity_device or "auto")
 
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from parity.domain.contract import Contract
 from parity.numerics.arithmetic import Grouped, stored_models
 from parity.run import device as devices
 from parity.tensorcore.probe_check import Finding, count_mismatches, probe
@@ -89,14 +88,6 @@ def usual_models(architecture: str) -> set[str]:
         and stored.max_num_imprecise_acc is None
         and stored.operand in OPERANDS.values()
     }
-
-
-def verified_contract(contract: Contract, found: Iterable[Verified]) -> Contract:
-    """The contract with its grouped dot taken as exact where today's check has verified exactly that model."""
-    for result in found:
-        if result.verified and result.operand == OPERANDS.get(contract.layout) and result.model == contract.arithmetic:
-            return dataclasses.replace(contract.verified(), arithmetic_name=f"{result.name} {result.model}")
-    return contract
 
 
 def tile_shapes(architecture: int, layout: str) -> list[tuple[int, int, int]]:

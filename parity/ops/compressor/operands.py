@@ -9,6 +9,7 @@ from torch import Tensor
 from parity.ops.compressor.case import RATIO, RING, WIDTH, CompressorCase
 from parity.pages import counter
 from parity.pages.layout import DIM
+from parity.run import memory
 
 STREAM_KV, STREAM_SCORE, STREAM_WINDOW, STREAM_APE, STREAM_STATE = range(41, 46)
 AWAY = -1024.0  # exp of it is zero, in float64 too
@@ -63,9 +64,18 @@ class CompressorOperands:
         return named | {"ape": self.ape, "state": self.state}
 
 
+def operand_bytes(case: CompressorCase, device: str | torch.device = "cpu") -> int:
+    """About how many bytes the operands and the results of all calls take; what judging takes comes on top."""
+    calls = [sum(count for _, count, _ in call) for call in case.calls]
+    state = 16 * _state_rows(case)[1] * RING * 2 * WIDTH
+    # Of all tokens their names in lists, projections and pooled keys; of the longest call what it is drawn from.
+    return sum(calls) * (1000 + 8 * WIDTH + 4 * DIM) + 10 * WIDTH * max(calls, default=0) + state
+
+
 def build_compressor(case: CompressorCase, device: str | torch.device = "cpu") -> CompressorOperands:
     """The operands of a case on a device; new storages at every call."""
     device = torch.device(device)
+    memory.require(operand_bytes(case, device), device)
     rows, count = _state_rows(case)
     ape = _ape(case, device)
     history: dict[int, list[int]] = {}

@@ -10,7 +10,8 @@ from parity.ops.paged_logits.case import Case
 from parity.ops.shared.operands import Stored, build_lens_and_table, names_of
 from parity.pages import placement, pools, values
 from parity.pages.layout import DIM, find
-from parity.pages.pools import build_pool
+from parity.pages.pools import build_pool, pool_bytes
+from parity.run import memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +34,18 @@ class Operands(Stored):
         return {name: getattr(self, name) for name in names}
 
 
+def operand_bytes(case: Case, device: str | torch.device = "cpu") -> int:
+    """About how many bytes the operands and the result of a case take on a device; what judging takes comes on top."""
+    heads = case.rows * case.heads
+    own = 4 * heads * DIM + 16 * heads  # queries drawn and then joined, weights and the words that they are drawn from
+    pool = pool_bytes(case, placement.count_pages(case)[1], torch.device(device))
+    return placement.placement_bytes(case) + own + pool + memory.result_bytes(case.rows, case.max_context_len)
+
+
 def build_logits(case: Case, device: str | torch.device = "cpu") -> Operands:
     """The operands of a case on a device, the same bits on every device; new storages at every call."""
     device = torch.device(device)
+    memory.require(operand_bytes(case, device), device)
     plan = placement.place(case)
     storages: dict[str, Tensor] = {}
     q = _build_queries(case, device, storages)

@@ -15,15 +15,14 @@ from hypothesis import strategies as st
 
 from parity.domain.draws import mostly
 from parity.domain.profiles import Profile
-from parity.golden.digests import digest_of, known_digests
 from parity.ops.check import Check, failed_call, labels, verdict
 from parity.ops.store.case import DATA, StoreCase
+from parity.ops.store.digests import digest_of, known_digests
 from parity.ops.store.judge import judge_store, stored_bytes, token_place
 from parity.ops.store.semantics import CHECKS as SEMANTICS
 from parity.ops.store.strategies import store_cases
 from parity.results import Status, Verdict
 from parity.run.implementation import Implementation
-from parity.run.operation import parse_case
 from parity.run.runner import Outcome, Runner
 
 REPEATS = {"cpu": 2, "cuda": 20}
@@ -164,7 +163,7 @@ def judge_digest(runner: Runner, case: StoreCase, check: str) -> Verdict:
     found = failed_call(runner, check, case, outcome)
     if found is not None:
         return found
-    wanted = known_digests().get(str(case), {}).get(runner.impl.name)
+    wanted = known_digests().get(case, {}).get(runner.impl.name)
     if wanted is None:
         reason = "no bytes are recorded for this case"
         return verdict(runner, check, case, Status.UNSUPPORTED, reason)
@@ -222,8 +221,7 @@ def _needs_cuda(impl: Implementation, device: torch.device) -> str | None:
 
 
 def _recorded(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[Any]:
-    cases = [parse_case(text) for text in known_digests()]
-    return st.sampled_from([case for case in cases if case.layout == impl.layout])
+    return st.sampled_from([case for case in known_digests() if case.layout == impl.layout])
 
 
 def _needs_digest(impl: Implementation, device: torch.device) -> str | None:

@@ -10,8 +10,9 @@ from torch import Tensor
 from parity.ops.store import values as store_values
 from parity.ops.store.case import StoreCase
 from parity.pages import counter
-from parity.pages.layout import PAGE, find
-from parity.pages.pools import LAZY_BYTES, Windows, lazy_buffer, windows_around
+from parity.pages.layout import DIM, PAGE, find
+from parity.pages.pools import LAZY_BYTES, Windows, lazy_buffer, windows_around, windows_bytes
+from parity.run import memory
 from reference import rope
 from reference.config import FLASH
 
@@ -88,9 +89,23 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(torch.uint8)
 
 
+def operand_bytes(case: StoreCase, device: str | torch.device = "cpu") -> int:
+    """About how many bytes the operands of a case take on a device; what judging takes comes on top."""
+    total = case.pages * case.page_stride
+    pool = total if total <= LAZY_BYTES else windows_bytes((case.tokens + 2) * 3 * case.page_bytes, total)
+    table = case.max_position * 64 * 4
+    if torch.device(device).type == "cpu":
+        table = min(table, case.tokens << 12)  # mapped lazily: a page of memory per row
+    elif total > LAZY_BYTES:
+        pool += total
+    # Keys and the words that they are drawn from; places and what they are shuffled by; the pool and its copy.
+    return 40 * DIM * case.tokens + 40 * case.places + 2 * pool + table
+
+
 def build_store(case: StoreCase, device: str | torch.device = "cpu") -> StoreOperands:
     """The operands of a store case on a device; new storages at every call."""
     device = torch.device(device)
+    memory.require(operand_bytes(case, device), device)
     names = torch.tensor(case.ids, dtype=torch.int64, device=device)
     positions = store_values.draw_positions(case, names)
     out_loc = slots_of(case, device)

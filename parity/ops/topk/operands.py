@@ -13,6 +13,7 @@ from parity.pages import placement, pools
 from parity.pages.layout import PAGE
 from parity.pages.placement import Placement
 from parity.pages.pools import chosen_keys
+from parity.run import memory
 
 MOST = 3.0e38
 """The huge finite value that may stand past a row's length."""
@@ -32,9 +33,16 @@ class TopkOperands(Stored):
         return {name: getattr(self, name) for name in ("logits", "context_lens", "block_table", "k")}
 
 
+def operand_bytes(case: TopkCase, device: str | torch.device = "cpu") -> int:
+    """About how many bytes the operands and the result of a case take on a device; what judging takes comes on top."""
+    columns, rows = case.max_context_len, case.rows
+    return placement.placement_bytes(case) + 4 * rows * columns + 40 * columns + 8 * rows * case.k
+
+
 def build_topk(case: TopkCase, device: str | torch.device = "cpu") -> TopkOperands:
     """The operands of a case on a device, the same bits on every device; new storages at every call."""
     device = torch.device(device)
+    memory.require(operand_bytes(case, device), device)
     plan = placement.place(case)
     storages: dict[str, Tensor] = {}
     logits = _build_logits(case, plan, device, storages)

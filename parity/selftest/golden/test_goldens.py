@@ -15,10 +15,13 @@ from impl.torch_path import torch_bf16_paged_mqa_logits
 from parity.cli import main as cli
 from parity.command import CommandError
 from parity.domain.contract import Contract
-from parity.golden import files as golden_files
-from parity.golden import goldens as golden
-from parity.golden.files import GoldenError
+from parity.gate import goldens as golden
+from parity.golden import goldens as golden_files
+from parity.golden import stored
+from parity.golden.changes import diff
+from parity.golden.stored import StoredError
 from parity.numerics.bounds import expected
+from parity.ops.paged_logits.golden import evaluate
 from parity.ops.paged_logits.operands import build_logits as build
 from parity.run.implementation import Implementation
 from parity.run.operation import parse_case
@@ -37,15 +40,15 @@ def made(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("CI", raising=False)
-        golden.regenerate(place, SMALL)
-        golden.accept(place)
+        stored.leave(place, golden.make(SMALL))
+        stored.accept(place)
     return place
 
 
 @pytest.fixture
 def folder(made, tmp_path, monkeypatch) -> Path:
     """A folder of the test's own with accepted goldens of three small cases."""
-    monkeypatch.setattr(golden, "CASES", SMALL)
+    monkeypatch.setattr(golden, "cases", lambda: SMALL)
     monkeypatch.delenv("CI", raising=False)
     return Path(shutil.copytree(made, tmp_path / "fixtures" / "golden"))
 
@@ -169,10 +172,11 @@ def test_a_spoilt_file_is_an_error_that_names_it(folder, spoil, part):
 def rewrite(folder: Path, name: str, change, metadata=None) -> None:
     """Change a golden's tensors, and the manifest with it, as an edit would that a sha256 cannot see."""
     entry = json.loads((folder / "manifest.json").read_text())["goldens"][name]
-    tensors, found = golden_files.read_golden(folder, name, entry)
+    tensors, found = golden_files.parse(folder / entry["file"])
     change(tensors)
-    entry["bytes"], entry["sha256"] = golden_files.write_golden(folder / entry["file"], tensors, metadata or found)
-    set_entry(folder, name, entry)
+    content = golden_files.encode(tensors, metadata or found)
+    (folder / entry["file"]).write_bytes(content)
+    set_entry(folder, name, entry | golden_files.digest(content))
 
 
 def set_entry(folder: Path, name: str, entry) -> None:
@@ -208,10 +212,10 @@ def test_exact_results_may_differ_by_float64_rounding_and_no_more(folder):
 
 
 def test_the_row_by_row_evaluation_is_the_oracles(folder):
-    for text in (golden.CASES["bf16-small"], "v1 lens=66,3 layout=fp8 heads=8 data=octaves seed=1 perm=2"):
+    for text in (SMALL["bf16-small"], "v1 lens=66,3 layout=fp8 heads=8 data=octaves seed=1 perm=2"):
         case = parse_case(text)
         operands = build(case, CPU)
-        result, loss = golden.evaluate(operands)
+        result, loss = evaluate(operands)
         assert golden.apart("exact", result, expected(operands, Contract.default(case.layout)).logits, 2 * loss) is None
         assert float(loss.max()) > 0
 
@@ -233,7 +237,7 @@ def test_a_golden_of_another_case_is_named(folder):
 
 def test_unused_missing_stray_and_pending_files_fail(folder, monkeypatch):
     monkeypatch.setattr(
-        golden, "CASES", {"bf16-small": SMALL["bf16-small"], "new": "v1 lens=2", "bf16-whole": "v1 lens=6"}
+        golden, "cases", lambda: {"bf16-small": SMALL["bf16-small"], "new": "v1 lens=2", "bf16-whole": "v1 lens=6"}
     )
     (folder / "left.txt").write_text("x")
     (folder / "old.pending.safetensors").write_text("x")
@@ -251,7 +255,7 @@ def test_unused_missing_stray_and_pending_files_fail(folder, monkeypatch):
     [
         ("{", "cannot be read"),
         ("[]", "not a manifest of goldens"),
-        (json.dumps({"tag": golden_files.TAG, "format": 7, "goldens": {}}), "manifest format 7"),
+        (json.dumps({"tag": golden_files.TAG, "format": 7, "goldens": {}}), "of format 7"),
         (json.dumps({"tag": golden_files.TAG, "format": 1, "goldens": {"a": {"file": "a"}}}), "lacks bytes"),
         (json.dumps({"tag": golden_files.TAG, "format": 1, "goldens": {"a": 1}}), "lacks bytes"),
     ],
@@ -268,7 +272,7 @@ def test_a_bad_manifest_is_an_error_that_names_it(folder, text, part):
 def test_a_manifest_cannot_name_a_file_elsewhere(folder, file):
     entry = json.loads((folder / "manifest.json").read_text())["goldens"]["bf16-small"]
     set_entry(folder, "bf16-small", entry | {"file": file})
-    with pytest.raises(GoldenError, match="outside the folder"):
+    with pytest.raises(StoredError, match="outside the folder"):
         golden_files.read_manifest(folder)
 
 
@@ -277,35 +281,35 @@ def test_regenerating_writes_pending_files_and_exits_1(folder, capsys, monkeypat
     words = ["--fixtures", str(folder.parent)]
     assert cli.main(["golden", "regenerate", *words]) == 1
     assert {path.name: path.read_bytes() for path in folder.iterdir() if ".pending" not in path.name} == before
-    assert "3 pending goldens" in capsys.readouterr().out
+    assert "4 pending files" in capsys.readouterr().out
 
     assert cli.main(["golden", "diff", *words]) == 1
     assert "no value differs" in capsys.readouterr().out
 
     assert cli.main(["golden", "accept", *words]) == 0
-    assert golden_files.pending(folder) == []
+    assert stored.pending(folder) == []
     assert cli.main(["golden", "diff", *words]) == 0
 
 
 def test_diff_speaks_in_numbers_and_accept_replaces_and_removes(folder, capsys, monkeypatch):
     cases = {"bf16-small": SMALL["bf16-small"].replace("seed=1", "seed=9"), "new": "v1 lens=2 heads=8"}
-    golden.regenerate(folder, cases)
-    lines = golden.diff(folder)
+    stored.leave(folder, golden.make(cases))
+    lines = diff(folder)
     assert any("bf16-small.safetensors: q: " in line and "values differ, by at most" in line for line in lines)
     assert any(line.startswith("new.safetensors: new, ") for line in lines)
-    assert golden.accept(folder) == ["bf16-small", "new", "bf16-whole (removed)", "topk-small (removed)"]
-    monkeypatch.setattr(golden, "CASES", cases)
+    assert stored.accept(folder) == ["bf16-small", "new", "bf16-whole (removed)", "topk-small (removed)"]
+    monkeypatch.setattr(golden, "cases", lambda: cases)
     assert bad(rows_of(folder)) == []
 
 
 def test_accept_refuses_a_pending_file_that_was_touched(folder):
-    golden.regenerate(folder)
+    stored.leave(folder, golden.make(SMALL))
     corrupt(folder / "bf16-small.pending.safetensors")
-    with pytest.raises(CommandError, match="not the file that the pending manifest names"):
-        golden.accept(folder)
+    with pytest.raises(CommandError, match="not the file that the pending manifest lists"):
+        stored.accept(folder)
     (folder / "manifest.pending.json").unlink()
     with pytest.raises(CommandError, match="nothing is pending"):
-        golden.accept(folder)
+        stored.accept(folder)
 
 
 @pytest.mark.parametrize("action", ["regenerate", "accept"])
@@ -318,18 +322,18 @@ def test_nothing_is_written_in_ci(folder, action, monkeypatch, capsys):
 
 
 def test_the_folder_is_found_beside_the_package_and_under_the_current_one(folder, monkeypatch, tmp_path):
-    assert golden_files.locate(str(folder.parent)) == folder
-    assert golden_files.locate(str(folder)) == folder
-    monkeypatch.setattr(golden_files, "__file__", str(tmp_path / "site-packages" / "parity" / "golden" / "files.py"))
+    assert stored.locate("golden", str(folder.parent)) == folder
+    assert stored.locate("golden", str(folder)) == folder
+    monkeypatch.setattr(stored, "ROOT", tmp_path / "site-packages")
     monkeypatch.chdir(tmp_path)
-    assert golden_files.locate(None) == folder
+    assert stored.locate("golden") == folder
     monkeypatch.chdir("/")
-    assert golden_files.locate(None) is None
+    assert stored.locate("golden") is None
 
 
 def test_without_goldens_they_are_not_run_by_name(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(golden_files, "locate", lambda given: None)
+    monkeypatch.setattr(stored, "locate", lambda folder, given=None: None)
     assert cli.main(["golden", "verify", "--device", "cpu", "--json", str(tmp_path / "a.json")]) == 2
     assert "not run: golden/verify of reference: no goldens" in capsys.readouterr().out
     assert json.loads((tmp_path / "a.json").read_text())["rows"][0]["status"] == "not run"
@@ -347,10 +351,10 @@ def test_verify_takes_one_implementation_and_one_name(folder, capsys, monkeypatc
 
 
 def test_the_repositorys_goldens_are_small_and_complete():
-    place = golden_files.locate(None)
+    place = stored.locate("golden")
     assert place is not None
     manifest = golden_files.read_manifest(place)
-    assert {name: entry["case"] for name, entry in manifest.items()} == golden.CASES
+    assert {name: entry["case"] for name, entry in manifest.items()} == golden.cases()
     assert sum(entry["bytes"] for entry in manifest.values()) < 3_000_000
     for entry in manifest.values():
         assert hashlib.sha256((place / entry["file"]).read_bytes()).hexdigest() == entry["sha256"]

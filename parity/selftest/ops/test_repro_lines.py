@@ -50,7 +50,7 @@ def finding(path, op: str, function: str, check: Check):
         return run_check(check, runner, profile("smoke", examples=6)).verdict
 
 
-@pytest.mark.parametrize("function", ("raises", "wrong"))
+@pytest.mark.parametrize("function", ["raises", "wrong"])
 @pytest.mark.parametrize(("op", "name"), CHECKS, ids=[f"{op}-{name}" for op, name in CHECKS])
 def test_the_repro_line_shows_the_same_failure(source, capsys, op, name, function):
     check = next(each for each in checks_of(find(op)) if each.id == name)

@@ -15,9 +15,8 @@ import torch
 
 from impl import configs
 from parity.command import CommandError
-from parity.domain.contract import Contract
 from parity.numerics.arithmetic import Grouped
-from parity.tensorcore.probe import Verified, main, tile_shapes, verified_contract, verify_device_model, verify_models
+from parity.tensorcore.probe import main, tile_shapes, verify_device_model, verify_models
 from parity.tensorcore.probe_check import DISTRIBUTIONS, Finding, count_mismatches, draw, probe
 from parity.tensorcore.probe_search import Card, search
 
@@ -175,20 +174,6 @@ def test_stored_models_are_verified_or_contradicted_by_todays_card():
     assert [r.verified for r in found] == [True, False] and "the proved bound serves" in str(found[1])
     assert verify_models("sm_1", lambda operand: card(operand, hopper[operand])) == []
     assert verify_device_model("cpu") == []
-
-
-def test_only_a_verified_model_sharpens_a_contract():
-    contract = Contract.default("fp8", "cuda", capability=(9, 0))
-    good = Verified("e4m3", Grouped(32, 13, 13), True, 65_536, 0, "sm_90 e4m3")
-    sharp = verified_contract(contract, [good])
-    assert sharp.dot_verified and sharp.describe_dot() == "sm_90 e4m3 grouped(32, 13, 13), verified"
-    for bad in (
-        good._replace(verified=False),
-        good._replace(operand="bf16"),
-        good._replace(model=Grouped(32, 14, 13)),
-    ):
-        assert verified_contract(contract, [bad]) == contract
-    assert verified_contract(Contract("fp8"), [good]) == Contract("fp8")
 
 
 def test_tile_shapes_are_those_of_the_kernels():

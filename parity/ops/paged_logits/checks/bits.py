@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from parity.domain.draws import mostly
 from parity.domain.notation import causal_lengths
 from parity.domain.profiles import Profile
-from parity.golden import predicted
 from parity.numerics.arithmetic import Grouped
 from parity.numerics.headsum import HeadSum, predicted_logits, recorded_order
 from parity.ops.check import Check, failed_call, named, verdict
-from parity.ops.paged_logits import shapes
+from parity.ops.paged_logits import predicted, shapes
 from parity.ops.paged_logits.case import Case
 from parity.ops.paged_logits.dots import compare_dots
 from parity.ops.paged_logits.judge import compare_bits
@@ -65,7 +64,7 @@ def no_golden(impl: Implementation, device: torch.device) -> str | None:
     reason = no_dots(impl, device)
     if reason is not None:
         return reason
-    if not (predicted.FOLDER / predicted.MANIFEST).is_file():
+    if predicted.folder() is None:
         return "the stored predictions (fixtures/predicted) belong to a checkout and are not here"
     here = devices.architecture(device)
     if here not in ("cpu", predicted.ARCHITECTURE):
@@ -148,7 +147,7 @@ def judge_golden(runner: Runner, case: Case, check: str = "bits/golden") -> Verd
     name = next((name for name, text in predicted.CASES.items() if parse_case(text) == case), None)
     if name is None:
         return verdict(runner, check, case, Status.NOT_RUN, "no prediction is stored for this case")
-    stored, stored_order = predicted.read(name)
+    stored, stored_order = predicted.stored(name)
     outcome, bad = dots_of(runner, check, case)
     if outcome is None:
         assert bad is not None

@@ -9,12 +9,13 @@ import torch
 
 from parity.domain.contract import Contract
 from parity.domain.profiles import profile
-from parity.golden import predicted
-from parity.numerics.arithmetic import Grouped, named_model
+from parity.golden.stored import StoredError
+from parity.numerics.arithmetic import named_model
 from parity.numerics.headsum import HeadSum
 from parity.ops.check import find_check, judge_one
+from parity.ops.paged_logits import predicted
 from parity.ops.paged_logits.checks import bits
-from parity.results import Status, Verdict, merge
+from parity.results import Status, merge
 from parity.run.implementation import Implementation
 from parity.run.operation import find, parse_case
 from parity.run.registry import load
@@ -24,7 +25,6 @@ from parity.selftest.helpers import CPU
 from parity.selftest.simulated_gpu import IMPRECISE, RULE, dots_function, logits_function, order_for, simulated
 from parity.suite.search import run_check
 from parity.suite.session import Session, row
-from parity.tensorcore import sharpness
 from parity.tensorcore import verification as arithmetic
 from parity.tensorcore.probe import Verified
 
@@ -109,7 +109,7 @@ def test_a_record_that_the_compiled_kernel_contradicts_predicts_nothing(monkeypa
 @pytest.mark.parametrize("name", predicted.CASES)
 def test_stored_predictions_are_todays(name):
     """What the GPU is compared with is what this machine computes; and moving one parameter changes it."""
-    stored, order = predicted.read(name)
+    stored, order = predicted.stored(name)
     fresh, _ = predicted.predict(predicted.CASES[name])
     for part in ("dots", "logits"):
         assert torch.equal(stored[part].view(torch.int32), fresh[part].view(torch.int32)), part
@@ -127,12 +127,12 @@ def test_the_golden_check():
 
 
 def test_a_damaged_prediction_is_refused(tmp_path):
-    for path in predicted.FOLDER.iterdir():
+    for path in predicted.folder().iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     damaged = tmp_path / "bf16-decode.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
-    with pytest.raises(ValueError, match="not the file that manifest.json lists"):
-        predicted.read("bf16-decode", tmp_path)
+    with pytest.raises(StoredError, match="corrupt or edited"):
+        predicted.stored("bf16-decode", tmp_path)
 
 
 # ----------------------------------------------------------------------------------------- who is judged by a model
@@ -261,26 +261,3 @@ def test_a_users_dots_are_computed_in_the_worker(tmp_path, name, status, said):
 def test_a_contract_names_a_function():
     with pytest.raises(ValueError, match="contract key 'dots' must be module:function"):
         Contract.from_dict({"layout": "fp8", "dots": "nothing"})
-
-
-# -------------------------------------------------------------------------------------------------- sharpness
-
-
-def test_three_faults_that_only_the_model_sees():
-    said: list[str] = []
-    found = sharpness.report(CPU, said.append, requests=1)
-    assert found["exit"] == 0 and found["simulated"], said
-    table = found["tables"][0]
-    assert table["before"] > 1e-2 and table["after"] < 1e-4
-    faults = {trial["name"]: trial for trial in table["trials"] if trial["wrong"]}
-    assert len(faults) == 3
-    for name, trial in faults.items():
-        assert (trial["bound"]["status"], trial["verified"]["status"]) == ("passed", "failed"), name
-
-
-def test_a_kernel_that_is_wrong_for_both_is_no_evidence():
-    failed, passed = (Verdict(status, "rounding", "x") for status in (Status.FAILED, Status.PASSED))
-    assert not sharpness.Trial("x", True, failed, failed).shown
-    assert not sharpness.Trial("x", True, passed, passed).shown
-    assert sharpness.Trial("x", True, passed, failed).shown
-    assert isinstance(RULE, Grouped)

@@ -6,8 +6,8 @@ import torch
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
-from parity.golden.digests import digest_of
 from parity.ops.store.case import StoreCase
+from parity.ops.store.digests import digest_of
 from parity.ops.store.operands import build_store, named_bytes, slots_of
 from parity.ops.store.reduce import reduce
 from parity.ops.store.strategies import store_cases
