@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parity.cli.main import main
 from parity.ops.compressor.operands import operand_bytes as compressor_bytes
 from parity.ops.paged_logits.case import Case
 from parity.ops.paged_logits.operands import operand_bytes
@@ -100,6 +101,13 @@ def test_a_case_that_cannot_fit_is_refused_with_the_figure(text: str, monkeypatc
     with memory.peak_bytes(CPU) as peak, pytest.raises(TooLarge, match=r"take about [\d,.]+ GB, .* has 17\.2 GB free$"):
         build(parse_case(text))
     assert peak.bytes == 0
+
+
+def test_the_command_line_says_so_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    for case in ("v1 lens=16777216x4096", "v1 lens=3 spare=16777216 gap=1073741824"):
+        assert main(["run", "--impl", "torch-bf16", "--case", case]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("parity run: the operands and the result of this case take about 18,0")
 
 
 def test_a_pool_without_addresses_is_refused() -> None:
