@@ -134,7 +134,7 @@ def progress(row: Row) -> str:
         return f"{head}: {row.text}"
     parts = [plural(row.examples, "example")]
     parts += [f"error/bound {number(row.ratio)}"] if row.ratio is not None else []
-    return f"{head:<50}{', '.join(parts)}, {row.seconds or 0:.1f} s"
+    return f"{head:<50} {', '.join(parts)}, {row.seconds or 0:.1f} s"
 
 
 def text(report: Report) -> str:

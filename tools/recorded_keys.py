@@ -14,7 +14,7 @@ from torch import Tensor
 from impl.store_modes import Mode
 from parity.ops.store.builtin import function_of, missing
 from parity.pages.layout import find
-from parity.recorded.files import Recording, read_folder
+from parity.recorded.files import Recording, RecordingError, read_folder
 from parity.run import device as devices
 from reference import exact, rope
 
@@ -49,7 +49,9 @@ def recorded_keys(folder: Path) -> Iterator[Keys]:
     """Every recorded set of pooled and stored keys of a folder."""
     norms: dict[str, Tensor] = {}
     tables: dict[Any, Tensor] = {}
-    for recording in read_folder(folder):
+    for _, recording in read_folder(folder):
+        if isinstance(recording, RecordingError):
+            raise recording
         if recording.kind == "params":
             norms[recording.field("params")] = recording.tensors["param.norm"].to(torch.float32)
         elif "config" in recording.entry:

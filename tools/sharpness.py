@@ -230,7 +230,7 @@ def report(device: torch.device, say: Callable[[str], None] = print, *, requests
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", metavar="FILE", help="write everything found to FILE")
-    parser.add_argument("--device", choices=devices.CHOICES, default="auto", help="default: %(default)s")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
     options = parser.parse_args()
     device = devices.resolve(options.device)
     interpreter.prepare(device.type)

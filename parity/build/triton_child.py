@@ -13,7 +13,8 @@ import time
 from typing import Any
 
 from impl import configs
-from parity.build.rows import Row, row
+from parity.build.rows import Row, kernel_row
+from parity.pages.layout import find
 
 _DIVISIBLE = [["tt.divisibility", 16]]
 # The three generations of warp- and block-wide matrix instructions in PTX; their names hold shape and operand type.
@@ -60,7 +61,7 @@ def compile_one(arch: int, config: configs.Config) -> Row:
 
 def about(arch: int, config: configs.Config, status: str = "passed", reason: str = "") -> Row:
     """The row of a configuration without what compiling it gives."""
-    return row(arch, config.kernel, config.layout, status, reason, config=str(config), heads=config.heads)
+    return kernel_row(arch, config.kernel, config.layout, status, reason, config=str(config), heads=config.heads)
 
 
 def _number(pattern: str, text: str) -> int:
@@ -89,7 +90,7 @@ def source(config: configs.Config) -> Any:
 
     from impl import kernels
 
-    kernel, fp8 = getattr(kernels, config.kernel), config.layout == "fp8"
+    kernel, fp8 = getattr(kernels, config.kernel), find(config.layout).scale > 0
     next_n = config.row_tile if config.kernel == "decode" else 4096
     width = 344 * 64
     pointers = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+
 from parity.cli import options as shared
 from parity.command import CommandError, write_json
 from parity.vocabulary import FAILED, PASSED

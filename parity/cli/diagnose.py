@@ -14,8 +14,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     shared.add_implementation(parser)
     parser.add_argument("--case", metavar="STRING", help="the case on which it fails (default: one is looked for)")
     parser.add_argument("--capture", metavar="FILE", help="a captured call instead (docs/faults.md)")
-    parser.add_argument("--measure", action="store_true", help="how often every model's own fault is named first")
-    parser.add_argument("--seed", type=shared.count, default=0, help="of --measure (default: 0)")
     shared.add_device(parser, default="cpu")
     shared.add_json(parser)
 
@@ -23,13 +21,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     import torch
 
-    from parity.faults import diagnose
+    from parity.faults import building, diagnose
     from parity.run.worker import opened
 
-    if options.measure:
-        from parity.faults.confusion import run_measure
-
-        return run_measure(options.seed, options.json)
     if bool(options.impl) == bool(options.capture):
         raise CommandError("say either --impl (with --case, if one is known) or --capture FILE")
     torch.set_num_threads(1)
@@ -40,6 +34,8 @@ def run(options: argparse.Namespace) -> int:
         case = shared.case_of(options.case) if options.case else None
         device = shared.device_of(options)
         impl = shared.implementation_of(options, device, case)
+        with blame(f"--impl {impl.name}"):
+            building.diagnosis_of(impl.op)
         with opened(impl, device) as runner:
             case = case or diagnose.failing_case(runner)
             if case is None:
@@ -48,4 +44,4 @@ def run(options: argparse.Namespace) -> int:
             found = diagnose.of_runner(runner, case)
     print("\n".join(diagnose.lines(found)))
     write_json(options.json, diagnose.as_json(found))
-    return PASSED if found.explained or any(pair.explains for pair in found.pairs) else FAILED
+    return PASSED if found.explained or found.explained_by_pair else FAILED

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     value: dict[str, Any] = {
         "device": str(device),
         "operations": {each.name: each.about for each in operations},
-        "layouts": list(layout.names()),
+        "layouts": {name: layout.find(name).about for name in layout.names()},
         "implementations": implementations,
         "checks": checks,
         "profiles": {name: drawing(profile) for name, profile in PROFILES.items()},
@@ -69,7 +69,8 @@ def lines(value: dict[str, Any], architecture: str) -> list[str]:
     """The lists for a terminal."""
     found = [f"device: {value['device']} ({architecture})", "", "operations (--op)"]
     found += [f"  {name:<14}{about}" for name, about in value["operations"].items()]
-    found += ["", f"layouts (--layout)\n  {', '.join(value['layouts'])}", "", "implementations (--impl)"]
+    found += ["", "layouts (--layout)", *(f"  {name:<14}{about}" for name, about in value["layouts"].items())]
+    found += ["", "implementations (--impl)"]
     width = max(len(item["name"]) for item in value["implementations"]) + 2
     for item in value["implementations"]:
         what = f"{item['op']} {item['layout'] or ''}"

@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CommandError, TooLarge) as error:
         print(f"{prog}: {error}", file=sys.stderr)
     except KeyboardInterrupt as end:
-        print(f"{prog}: {end or 'interrupted'}", file=sys.stderr)
+        print(f"{prog}: {str(end) or 'interrupted'}", file=sys.stderr)
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name in PACKAGES:

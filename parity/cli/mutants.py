@@ -24,21 +24,18 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="run every level, not only until the first kill")
     parser.add_argument("--profile", choices=PROFILES, default="ci", help="default: %(default)s")
     shared.add_workers(parser, "the number of cores, at most 8")
-    parser.add_argument("--rules", action="store_true", help="the peers' acceptance rules on the same models instead")
     parser.add_argument("--list", action="store_true", help="print the catalogue and end")
     shared.add_json(parser)
     shared.add_markdown(parser, "the table as Markdown")
 
 
 def run(options: argparse.Namespace) -> int:
-    from parity.faults import catalogue, mutants, rules, score
+    from parity.faults import catalogue, mutants, score
     from parity.suite.pool import collect
 
     if options.list:
         print(mutants.catalogue())
         return PASSED
-    if options.rules:
-        return rules.run_rules(options.json, options.markdown)
     unknown = [id for id in options.models if id not in catalogue.BY_ID and id not in score.CORRECT]
     if unknown:
         raise CommandError(f"there is no fault model {unknown[0]!r} (parity mutants --list)")
@@ -51,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         collect(part, rows)
     except KeyboardInterrupt as end:
-        partial = f"{end or 'interrupted'} after {len(rows)} of {plural(len(ids), 'model')}"
+        partial = f"{str(end) or 'interrupted'} after {len(rows)} of {plural(len(ids), 'model')}"
     rows = mutants.in_order(rows)
     head = {
         "profile": options.profile,

@@ -21,13 +21,13 @@ def run(options: argparse.Namespace) -> int:
     from parity.run.device import provenance
 
     device = shared.device_of(options)
-    stage = story.Stage(Settings(cases=4, rows=8, seed=options.seed, device=str(device)), device)
-    steps = (story.short_prompts, story.recall_alone, story.needle_band)
+    scene = story.Scene(Settings(cases=4, rows=8, seed=options.seed, device=str(device)), device)
+    steps = (story.short_prompts, story.recall_without_needles, story.needle_band)
     more = (story_paths.real_kernels, story_paths.gather, story_paths.flag, story_paths.no_fallback)
     print(
         f"The story on {device}, seed {options.seed}. Data is drawn, not a model's: real keys may behave differently."
     )
-    report = story.tell(stage, (*steps, *more), show=lambda text: print(text, flush=True))
+    report = story.tell(scene, (*steps, *more), show=lambda text: print(text, flush=True))
     count = len(report["steps"])
     skipped = sum(step["not_run"] is not None for step in report["steps"])
     end = f"{count - skipped} steps told and true" + (f", {skipped} not run" if skipped else "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from parity.domain.notation import format_ids, parse_ids
 
@@ -17,6 +17,7 @@ VERSION = "v2"
 OLD_VERSION = "v1"
 MAX_SEED = 1 << 62
 
+T = TypeVar("T")
 Names = tuple[str, ...] | Callable[[], tuple[str, ...]]
 
 
@@ -207,7 +208,7 @@ def number_list(
             raise ValueError(f"{name} must ascend without duplicates, got {format_ids(value)}")
 
     legal = f"a list such as 0..3,7x2 of integers up to {power(high)}"
-    return declare(default, Field(about, legal, lambda name, text: parse_ids(text), format_ids, check, word))
+    return declare(default, Field(about, legal, named(parse_ids), format_ids, check, word))
 
 
 def random_seed(about: str) -> Any:
@@ -223,6 +224,18 @@ def parse_integer(name: str, text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise ValueError(f"{name} must be a non-negative integer, got {text!r}")
     return int(text)
+
+
+def named(parse: Callable[[str], T]) -> Callable[[str, str], T]:
+    """A parser whose sentences begin with the name of the field."""
+
+    def parse_named(name: str, text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+
+    return parse_named
 
 
 def check_choice(name: str, value: Any, names: Iterable[Any]) -> None:

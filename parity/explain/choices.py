@@ -71,9 +71,9 @@ def _point(what: str, published: str = "bf16") -> dict[str, str]:
 
 def _inner(side: str) -> dict[str, str]:
     return {
-        "published": f"bf16 roundings between the stages of {side}",
-        "fused": f"no bf16 rounding between the stages of {side}",
-        "last": f"one bf16 rounding of {side}, after the last stage",
+        "published": f"bf16 roundings between the steps of {side}",
+        "fused": f"no bf16 rounding between the steps of {side}",
+        "last": f"one bf16 rounding of {side}, after the last step",
     }
 
 
@@ -201,11 +201,11 @@ PRESETS: dict[str, tuple[str, Configuration]] = {
         ),
     ),
     "seed-before": (
-        "the server of the incident, before: fp8 keys, 132 bytes a slot",
+        "the server of the incident, before: fp8 keys, 132 bytes per slot",
         Configuration({**_NO_FP4, **_FUSED, **_FLOAT_SCORES, "store": "fp8", "query": "fp8"}),
     ),
     "seed-after": (
-        "the same server after the change: bf16 keys, 256 bytes a slot, and bf16 queries",
+        "the same server after the change: bf16 keys, 256 bytes per slot, and bf16 queries",
         Configuration({**_NO_FP4, **_FUSED, **_FLOAT_SCORES}),
     ),
     "unrounded": (

@@ -120,7 +120,7 @@ def explain(
 
 @dataclasses.dataclass
 class _Case:
-    """What one context told: metrics of nothing and everything taken, shares, each choice alone and removed."""
+    """What one context gave: metrics of nothing and everything taken, shares, each choice alone and removed."""
 
     measure: Measure
     nothing: np.ndarray

@@ -1,7 +1,7 @@
-"""Needles: keys put beside a context at a known margin over its cutoff, to see which margins survive an arithmetic.
+"""Needles: keys added to a context at a known margin over its cutoff, to see which margins survive an arithmetic.
 
 The margin is in standard deviations of the row's scores over the k-th largest of them, both in the `unrounded`
-configuration. A needle is no key of the context: it is scored beside it, and is lost when k keys score higher.
+configuration. A needle is no key of the context: it is scored next to them, and is lost when k keys score higher.
 """
 
 from __future__ import annotations

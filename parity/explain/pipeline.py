@@ -1,6 +1,6 @@
 """The indexer under any configuration: key chain, query chain, scores and selection of one sample, with memory.
 
-At the published values every stage equals the reference bit for bit (a test compares them); a stage is evaluated once
+At the published values every step equals the reference bit for bit (a test compares them); a step is evaluated once
 for each combination of the choices that it depends on.
 """
 
@@ -24,7 +24,7 @@ KEY_CHOICES = ("projection_k", "pooling", "inner_k", "rope_position", "rope_tabl
 QUERY_CHOICES = ("projection_q", "inner_q", "rope_table", "hadamard", "fp4_q", "query")
 # Float32 cells of the dots held at once: a CPU works within its caches, a GPU in few launches.
 CELLS = {"cpu": 1 << 20, "cuda": 1 << 27}
-# Dots are kept where they are few: rounding points of the scores alone then need no product.
+# Dots are kept where they are few: other rounding points of the scores then need no product.
 DOTS_BYTES, PAIRS = 32 << 20, 16
 # Keys that go through the chain at once, for the same reason.
 CHAIN = {"cpu": 1 << 13, "cuda": 1 << 19}
@@ -46,16 +46,16 @@ class Stored(NamedTuple):
 
 
 class Pipeline:
-    """One sample through any number of configurations. Results of stages are kept; `forget` drops them."""
+    """One sample through any number of configurations. Results of steps are kept; `forget` drops them."""
 
     def __init__(self, sample: Sample) -> None:
         self.sample = sample
         self._kept: dict[Any, Any] = {}
         self._pairs: dict[Any, Tensor] = {}
 
-    def forget(self, *stages: str) -> None:
-        """Drop the dots, and what has been kept of these stages ("keys", "queries", "logits", "select") or of all."""
-        self._kept = {key: value for key, value in self._kept.items() if stages and key[0] not in stages}
+    def forget(self, *steps: str) -> None:
+        """Drop the dots, and what has been kept of these steps ("keys", "queries", "logits", "select") or of all."""
+        self._kept = {key: value for key, value in self._kept.items() if steps and key[0] not in steps}
         self._pairs.clear()
 
     def keys(self, c: Configuration) -> Stored:

@@ -22,7 +22,7 @@ def bf16(x: Tensor) -> Tensor:
 
 
 def e4m3(x: Tensor) -> Tensor:
-    """float32 values rounded to e4m3fn, saturating at 448 (the cast alone saturates in some torch releases only)."""
+    """float32 values rounded to e4m3fn, saturating at 448 (a plain cast saturates in some torch releases only)."""
     return x.clamp(-formats.E4M3_MAX, formats.E4M3_MAX).to(torch.float8_e4m3fn).to(torch.float32)
 
 

@@ -95,7 +95,7 @@ def weights(config: IndexerConfig, model: str, seed: int, device: torch.device) 
         norm = norm * torch.exp(CHANNEL_SPREAD * normal("channel", 1, DIM)[0])
     basis, reader = normal("topic", RANK, DIM, 1) / RANK**0.5, normal("topic", RANK, rank, 2) / rank**0.5
     matrix = normal("wq", out, rank) * rank**-0.5
-    if model == "topic-drift":  # a head reads the latent's topic through a mixing of its own, and noise beside it
+    if model == "topic-drift":  # a head reads the latent's topic through a mixing of its own, plus noise
         mixing = normal("topic", config.n_heads * RANK, RANK, 3).view(config.n_heads, RANK, RANK) / RANK**0.5
         mixing = mixing + 0.5 * torch.eye(RANK, device=device)
         read = torch.einsum("rd,hrs,sl->hdl", basis, mixing, reader).reshape(out, rank)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from parity.ops.compressor.faults import MODELS as COMPRESSOR
 from parity.ops.fault import KINDS, Fault
-from parity.ops.paged_logits.faults import MODELS as PAGED_LOGITS
-from parity.ops.store.faults import MODELS as STORE
-from parity.ops.topk.faults import MODELS as TOPK
+from parity.run.operation import all_operations
 
-MODELS: tuple[Fault, ...] = (*PAGED_LOGITS, *TOPK, *COMPRESSOR, *STORE)
+MODELS: tuple[Fault, ...] = tuple(fault for operation in all_operations() for fault in operation.faults())
 BY_ID: dict[str, Fault] = {fault.id: fault for fault in MODELS}
 assert len(BY_ID) == len(MODELS), "two fault models have the same id"
-
 
 SMOKE = (
     "topk-candidates-capped-1024",

@@ -82,7 +82,7 @@ def gate(options: Options) -> int:
     try:
         run_parts(options, session, golden, rows)
     except KeyboardInterrupt as end:
-        unfinished = f"{end or 'interrupted'} before everything was judged"
+        unfinished = f"{str(end) or 'interrupted'} before everything was judged"
     head["duration"] = round(time.time() - started, 1)
     report = Report(tuple(rows), head=head, partial=unfinished)
     print(f"\n{tables.text(report)}", flush=True)
@@ -103,8 +103,16 @@ def session_of(options: Options) -> Session:
     try:
         how = profile(options.profile, seed=options.seed, seconds=options.seconds, examples=options.examples)
         clock = None if options.seconds is None else Clock(options.seconds)
-        more = {"profile": how, "clock": clock, "arithmetic": options.arithmetic or "auto"}
-        return open_session(**options.chosen, device=options.device, **more)
+        return open_session(
+            impl=options.impl,
+            layout=options.layout,
+            op=options.op,
+            contract=options.contract,
+            device=options.device,
+            profile=how,
+            clock=clock,
+            arithmetic=options.arithmetic or "auto",
+        )
     except ValueError as error:
         raise CommandError(str(error)) from error
 
@@ -174,7 +182,11 @@ def verify_here(chosen: Mapping[str, Any], device: str, folder: str) -> list[Row
     """In a process: every golden, judged by contracts as they were declared."""
     where = torch.device(device)
     impl = chosen["impl"]
-    targets = [registry.load(impl, chosen["layout"], chosen["op"], chosen["contract"], where)] if impl else list(registry.builtin(where).values())
+    targets = (
+        [registry.load(impl, chosen["layout"], chosen["op"], chosen["contract"], where)]
+        if impl
+        else list(registry.builtin(where).values())
+    )
     return list(goldens.verify(Path(folder), targets, where, only_used=bool(impl)))
 
 

@@ -28,10 +28,6 @@ KINDS: dict[str, str] = {
     "dispatch": "dispatch took another path",
 }
 
-STAGES = {"paged_logits": "logits", "topk": "topk", "store": "store", "compressor": "compressor"}
-OPS = {stage: op for op, stage in STAGES.items()}
-"""What the registry and case strings call the operations."""
-
 Function = Callable[..., Any]
 
 

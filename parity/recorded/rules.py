@@ -118,7 +118,7 @@ class KeyChain(NamedTuple):
 
 
 def keys(got: Tensor, got_exponents: Tensor | None, pooled: Approximate, chain: KeyChain) -> tuple[Judged, Judged]:
-    """Stored keys [n, 128] and exponents [n, 4] (or None), judged from pooled values: later stages are not recorded.
+    """Stored keys [n, 128] and exponents [n, 4] (or None), judged from pooled values: what follows is not recorded.
 
     A row must come out, bit for bit, of pooled and normed values that their intervals allow. The float64 values are
     tried first, then other roundings of one, two .. of them, up to a fixed number of candidates.

@@ -1,4 +1,4 @@
-"""Replays the recordings of single stages at their edges, and of the published module's stale overlap window."""
+"""Replays the recordings of single steps at their edges, and of the published module's stale overlap window."""
 
 import torch
 
@@ -43,7 +43,7 @@ def replay_quirk(run: Replay, params: IndexerParams) -> None:
     x = run.read("x")
     run.read("qr")
     if x.dim() != 3 or x.shape[1] < _FIRST.stop:
-        raise RecordingError(f"{run.recording.name}: tensor x must have {_FIRST.stop} tokens, got {list(x.shape)}")
+        raise RecordingError(f"tensor x must have {_FIRST.stop} tokens, got {list(x.shape)}")
     for name, before in (("fresh", None), ("reused", x[:, _FIRST])):
         if not run.has(f"{name}.k.fp4"):
             continue

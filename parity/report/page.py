@@ -160,7 +160,12 @@ def sections(inputs: Inputs, old: Report | None) -> list[Section]:
     found += [explained(report, i) for i, report in enumerate(inputs.all("explain"))]
     found += [swept(report, i) for i, report in enumerate(inputs.all("recall"))]
     found += [
-        Section(f"memory-{i}", "Memory", pictures=[curves.memory(report, f"memory{i}")], tables=[curves.cards(report)])
+        Section(
+            f"memory-{i}",
+            "Memory",
+            pictures=[curves.memory(report, f"memory{i}")],
+            tables=[curves.longest_contexts(report)],
+        )
         for i, report in enumerate(inputs.all("memory"))
     ]
     found += [told(report, i) for i, report in enumerate(inputs.all("story"))]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 GROUP = "parity.operations"
 DEFAULT = "paged_logits"
 BUILTIN: Mapping[str, str] = {
-    name: f"parity.ops.{name}:OPERATION" for name in ("paged_logits", "topk", "store", "compressor")
+    name: f"parity.ops.{name}:OPERATION" for name in ("paged_logits", "topk", "compressor", "store")
 }
 OLD_NAMES = {"logits": DEFAULT}
 

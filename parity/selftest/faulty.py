@@ -1,7 +1,7 @@
 """Third-party kernels on plain torch for the suite's own tests: correct ones, and each with one fault.
 
 They follow the calling convention, import nothing of this repository, and are handed to the suite as a user would,
-by `path/to/faulty.py:name`. A fault changes one stage of `_logits`.
+by `path/to/faulty.py:name`. A fault changes one step of `_logits`.
 """
 
 import os
@@ -251,4 +251,4 @@ def topk_row_0_table(logits, context_lens, block_table, k):
 
 
 for _function in (topk_correct, topk_ignores_length, topk_half_precision, topk_pads_zero, topk_row_0_table):
-    _function.parity_contract = {"layout": "bf16", "stage": "topk"}  # type: ignore[attr-defined]
+    _function.parity_contract = {"op": "topk"}  # type: ignore[attr-defined]

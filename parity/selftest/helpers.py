@@ -63,3 +63,13 @@ def tool(name: str) -> ModuleType:
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+def exit_code(words: list[str]) -> int:
+    """How `parity` ends with these words, whether the parser or the command ends it."""
+    from parity.cli.main import main
+
+    try:
+        return main(words)
+    except SystemExit as end:
+        return int(end.code or 0)

@@ -209,9 +209,15 @@ def _uninterrupted() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------ in the process
 
 
+class _Ended(KeyboardInterrupt):
+    """The process is to end: an exception, so that `finally` and atexit close what is open.
+
+    Not SystemExit, which Hypothesis would take for a failure of what is judged."""
+
+
 def _leave(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt what the first one started
-    raise SystemExit(128 + number)  # `finally` and atexit close what is open
+    raise _Ended
 
 
 @roomy
@@ -224,13 +230,12 @@ def _serve(connection: Connection, setup: Job | None, path: list[str]) -> None:
     faulthandler.enable()
     processes.claim_packages()
     sys.path[:] = path
-    if setup is not None:
-        problem = _attempt(setup)
-        if problem[0] == "raised":
-            connection.send(("ended", Lost(problem[1])))
+    with suppress(_Ended, EOFError, BrokenPipeError):
+        kind, value = _attempt(setup) if setup is not None else ("done", None)
+        if kind == "raised":
+            connection.send(("ended", Lost(str(value))))
             return
-    connection.send(("ready", None))
-    with suppress(EOFError, BrokenPipeError):
+        connection.send(("ready", None))
         while True:
             connection.send(_attempt(connection.recv()))
 

@@ -1,7 +1,8 @@
 """Cases of the chunked compressor: a script of calls, in which prompts are split, mixed, rolled back and dropped.
 
 A compressor function takes the projections of the next tokens of some requests and pools every group of four tokens
-that they close; what it needs of earlier calls it keeps in `state`. See docs/faults.md for its calling convention.
+that they close; what it needs of earlier calls it keeps in `state`. docs/operations/compressor.md has its calling
+convention.
 """
 
 import re
@@ -14,7 +15,11 @@ from parity.pages.layout import DIM
 RATIO, WIDTH = 4, 2 * DIM
 RING = 16  # token rows of the state: what a window reads back, and up to UNDO rejected tokens
 UNDO = 8
-DATA = ("exact", "random")
+ABOUT: dict[str, str] = {
+    "exact": "the eight weights of a window are equal, or one of them is 1, and values are integers: bits are compared",
+    "random": "values and scores with 24 significant bits, judged by the proved bound",
+}
+DATA = tuple(ABOUT)
 POISONS = ("nan", "stale")
 
 Item = tuple[int, int, int]  # request, tokens, tokens undone before
@@ -77,9 +82,7 @@ class CompressorCase(CaseString):
     op: ClassVar[str] = "compressor"
 
     calls: Calls = declare(..., CALLS)
-    data: str = choice(
-        "exact", DATA, "`exact`: a window's weights are all equal or one is 1, and values are integers; or `random`"
-    )
+    data: str = choice("exact", DATA, "data class, see below")
     seed: int = random_seed("of the values")
     poison: str = choice("nan", POISONS, "what stands in the state before the first call: NaN or plausible leftovers")
     perm: int = random_seed("shuffles the rows of the state")

@@ -33,5 +33,11 @@ OPERATION = replace(
     data={name: each.about for name, each in CLASSES.items()},
     checks=later("parity.ops.paged_logits.checks:CHECKS"),
     implementations=later("parity.ops.paged_logits.builtin:implementations"),
-    hooks={"golden": later("parity.ops.paged_logits.golden:GOLDEN"), "truths": later("parity.ops.paged_logits.predicted:TRUTHS")},
+    faults=later("parity.ops.paged_logits.faults:MODELS"),
+    staged=later("parity.ops.paged_logits.faults.diagnosis:function"),
+    hooks={
+        "golden": later("parity.ops.paged_logits.golden:GOLDEN"),
+        "truths": later("parity.ops.paged_logits.predicted:TRUTHS"),
+        "diagnosis": later("parity.ops.paged_logits.faults.diagnosis:DIAGNOSIS"),
+    },
 )

@@ -14,6 +14,7 @@ from parity.domain.fields import (
     declare,
     flag,
     integer,
+    named,
     number_list,
     parse_integer,
     random_seed,
@@ -49,7 +50,7 @@ LENGTHS = Field(
     "the first at token position 100), joined by commas; `none` is an empty batch. `next_n=` is the number of rows per "
     "request (1)",
     f"0 to 2^{MAX_LENGTH.bit_length() - 1} each",
-    lambda name, text: parse_lengths(text),
+    named(parse_lengths),
     lambda rows: format_lengths([length for row in rows for length in row]),
     check_lengths,
     "lens",

@@ -1,7 +1,7 @@
 """The operation store: pooled keys through norm, rotary, Hadamard and rounding into pages."""
 
 from parity.ops.store import call
-from parity.ops.store.case import DATA, StoreCase
+from parity.ops.store.case import ABOUT, StoreCase
 from parity.ops.store.operands import build_store
 from parity.run.operation import Operation, later
 
@@ -18,8 +18,13 @@ OPERATION = Operation(
     layouts=True,
     verb="writes",
     reduce=later("parity.ops.store.reduce:reduce"),
-    data=dict.fromkeys(DATA, ""),
+    data=ABOUT,
     checks=later("parity.ops.store.checks:CHECKS"),
     implementations=later("parity.ops.store.builtin:implementations"),
-    hooks={"truths": later("parity.ops.store.floors:TRUTHS")},
+    faults=later("parity.ops.store.faults:MODELS"),
+    staged=later("parity.ops.store.faults.diagnosis:function"),
+    hooks={
+        "truths": later("parity.ops.store.floors:TRUTHS"),
+        "diagnosis": later("parity.ops.store.faults.diagnosis:DIAGNOSIS"),
+    },
 )

@@ -11,8 +11,17 @@ from parity.ops.shared.case import MAX_GAP
 from parity.pages import layout as layouts
 from parity.pages.layout import PAGE
 
-DATA = ("bell", "octaves", "zeros", "onehot", "pairs", "tiny", "large", "context")
-"""`context`: pooled keys and rotary rows as of one long prompt, for recall; the rest: each token by itself."""
+ABOUT: dict[str, str] = {
+    "bell": "pooled keys about gaussian, with 24 significant bits",
+    "octaves": "the same over sixteen octaves, one octave per token",
+    "zeros": "half of the tokens all zero, a quarter zero but for one channel, the rest ordinary",
+    "onehot": "one channel that is not zero",
+    "pairs": "two channels that are not zero",
+    "tiny": "magnitudes from 2^-90 to 2^-27",
+    "large": "magnitudes from 2^38 to 2^53",
+    "context": "tokens of one long prompt, which share subjects: for recall",
+}
+DATA = tuple(ABOUT)
 PLACES = ("spread", "order", "last", "edges")
 WEIGHTS = ("real", "one", "ties")
 POSITIONS = ("near", "far")

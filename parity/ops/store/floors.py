@@ -13,6 +13,7 @@ import torch
 
 from parity.command import say
 from parity.golden.stored import Truth, as_json
+from parity.ops.store.digests import TRUTH as DIGESTS
 from parity.ops.store.digests import outputs
 from parity.ops.store.semantics import FILE, ROWS, TOKENS, TOPK, case_of, key_of, measure, tokens_of
 from parity.run.device import provenance, resolve
@@ -63,4 +64,4 @@ def _make(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 TRUTH = Truth("floors", "truth", _make)
-TRUTHS = (digests.TRUTH, TRUTH)
+TRUTHS = (DIGESTS, TRUTH)

@@ -19,5 +19,10 @@ OPERATION = Operation(
     data=ABOUT,
     checks=later("parity.ops.topk.checks:CHECKS"),
     implementations=later("parity.ops.topk.builtin:implementations"),
-    hooks={"golden": later("parity.ops.topk.golden:GOLDEN")},
+    faults=later("parity.ops.topk.faults:MODELS"),
+    staged=later("parity.ops.topk.faults.diagnosis:function"),
+    hooks={
+        "golden": later("parity.ops.topk.golden:GOLDEN"),
+        "diagnosis": later("parity.ops.topk.faults.diagnosis:DIAGNOSIS"),
+    },
 )

@@ -1,32 +1,24 @@
-"""The dot arithmetics: recorded tensor-core dots reproduced to the bit, and bounds that no order of summation
-passes."""
+"""The dot arithmetics: recorded tensor-core dots to the bit, and bounds that no order of summation passes."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from parity.numerics.arithmetic import (
-    IEEE,
-    Grouped,
-    gamma,
-    named_model,
-    nonfinite_dot,
-    stored_models,
-    underflow_unit,
-    unit_roundoff,
-)
+from parity.numerics import arithmetic
+from parity.numerics.arithmetic import IEEE, Grouped, named_model, stored_models
+from parity.selftest.helpers import ROOT, refuses, seeded
 
-RECORDED = Path(__file__).parents[3] / "fixtures" / "recorded_dots"
+RECORDED = ROOT / "fixtures" / "recorded_dots"
+E4M3 = torch.float8_e4m3fn
 SERIES = [("bf16", "o", "sm_90 bf16"), ("fp8", "o-1", "sm_90 e4m3"), ("fp8", "o32", "sm_90 e4m3 imprecise 32")]
 MODELS = [named_model(name).arithmetic for _, _, name in SERIES]
 
@@ -38,13 +30,33 @@ def recorded(operand: str, series: str) -> list[tuple[torch.Tensor, torch.Tensor
     return [(tensors[f"{n}.q"], tensors[f"{n}.k"], tensors[f"{n}.{series}"]) for n in names]
 
 
+def dtype_of(model: Grouped) -> torch.dtype:
+    return E4M3 if model.kept == 13 else torch.bfloat16
+
+
+def vectors(*terms: tuple[int, float, float], dtype: torch.dtype = E4M3) -> tuple[torch.Tensor, torch.Tensor]:
+    """q and k, [1, 128], with the terms (dim, q, k) and zeros elsewhere."""
+    pair = torch.zeros(2, 1, 128)
+    for dim, *values in terms:
+        pair[:, 0, dim] = torch.tensor(values)
+    q, k = pair.to(dtype)
+    return q, k
+
+
 def differing(model: Grouped, operand: str, series: str) -> int:
     return sum(int((model.exact_dot(q, k) != o).sum()) for q, k, o in recorded(operand, series))
 
 
 def exact_sums(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    wide_q, wide_k = q.to(torch.float32).to(torch.float64), k.to(torch.float32).to(torch.float64)
-    return wide_q @ wide_k.mT, wide_q.abs() @ wide_k.abs().mT
+    q, k = q.float().double(), k.float().double()
+    return q @ k.mT, q.abs() @ k.abs().mT
+
+
+def within_bounds(model: Grouped, got: torch.Tensor, q: torch.Tensor, k: torch.Tensor, known: bool = True) -> bool:
+    """Whether the dots `got` of q and k lie inside the model's bound, of its order of summation or of any order."""
+    dot, absdot = exact_sums(q, k)
+    bound = dataclasses.replace(model, known_order=known).dot_bound(q, k, dot, absdot)
+    return bool(((got.double() - dot).abs() <= bound).all())
 
 
 def draw(kind: str, dtype: torch.dtype, g: torch.Generator, shape: tuple[int, ...]) -> torch.Tensor:
@@ -78,35 +90,25 @@ def test_stored_model_reproduces_the_recorded_dots(operand, series, name):
 
 @pytest.mark.parametrize("operand, series, name", SERIES)
 @pytest.mark.parametrize(
-    "change",
+    "key, value",
     [
-        *({name: step} for name in ("group", "kept", "final") for step in (-1, 1)),
-        {"running": None},
-        {"product_exponent": "product"},
-        {"cut": "down"},
-        {"rounding": "down"},
-        {"rounding": "nearest"},
+        *((name, step) for name in ("group", "kept", "final") for step in (-1, 1)),
+        *(("running", None), ("product_exponent", "product"), ("cut", "down"), ("rounding", "down")),
+        ("rounding", "nearest"),
     ],
-    ids=lambda change: "-".join(f"{name}={value}" for name, value in change.items()),
 )
-def test_every_parameter_moved_is_caught(operand, series, name, change):
+def test_every_parameter_moved_is_caught(operand, series, name, key, value):
     model = named_model(name).arithmetic
-    values: dict[str, Any] = {
-        key: (not model.running) if value is None else getattr(model, key) + value if type(value) is int else value
-        for key, value in change.items()
-    }
-    assert differing(dataclasses.replace(model, **values), operand, series) > 1000
+    old = getattr(model, key)
+    new = not old if value is None else old + value if type(value) is int else value
+    assert differing(dataclasses.replace(model, **{key: new}), operand, series) > 1000
 
 
 @pytest.mark.parametrize("operand, series, name", SERIES)
 def test_recorded_dots_stay_inside_the_bounds(operand, series, name):
     model = named_model(name).arithmetic
     for q, k, o in recorded(operand, series):
-        dot, absdot = exact_sums(q, k)
-        error = (o.to(torch.float64) - dot).abs()
-        known = model.dot_bound(q, k, dot, absdot)
-        free = dataclasses.replace(model, known_order=False).dot_bound(q, k, dot, absdot)
-        assert bool((error <= known).all()) and bool((error <= free).all())
+        assert within_bounds(model, o, q, k) and within_bounds(model, o, q, k, known=False)
 
 
 def slow_dot(model: Grouped, q: list[Fraction], k: list[Fraction], smallest: int) -> Fraction:
@@ -128,9 +130,8 @@ def slow_dot(model: Grouped, q: list[Fraction], k: list[Fraction], smallest: int
 
     total = Fraction(0)
     for start in range(0, len(q), model.group):
-        pairs = [
-            (a, b) for a, b in zip(q[start : start + model.group], k[start : start + model.group], strict=True) if a * b
-        ]
+        group = slice(start, start + model.group)
+        pairs = [(a, b) for a, b in zip(q[group], k[group], strict=True) if a * b]
         if model.product_exponent == "operands":
             exponents = [max(smallest, exponent(a)) + max(smallest, exponent(b)) for a, b in pairs]
         else:
@@ -166,14 +167,12 @@ def slow_dot(model: Grouped, q: list[Fraction], k: list[Fraction], smallest: int
 )
 @pytest.mark.parametrize("kind", ["gauss", "octaves", "edges", "sparse"])
 def test_vectorised_model_equals_rational_arithmetic(model, kind):
-    g = torch.Generator().manual_seed(3)
-    dtype, smallest = (torch.float8_e4m3fn, -6) if model.kept == 13 else (torch.bfloat16, -126)
+    g, dtype = seeded(3), dtype_of(model)
     q, k = draw(kind, dtype, g, (4, 37)), draw(kind, dtype, g, (6, 37))
     got = model.exact_dot(q, k)
-    for i in range(4):
-        for j in range(6):
-            a, b = ([Fraction(float(v)) for v in x] for x in (q[i].float(), k[j].float()))
-            assert Fraction(float(got[i, j])) == slow_dot(model, a, b, smallest)
+    rows, columns = ([[Fraction(v) for v in row] for row in x.float().tolist()] for x in (q, k))
+    for i, j in itertools.product(range(4), range(6)):
+        assert Fraction(float(got[i, j])) == slow_dot(model, rows[i], columns[j], -6 if dtype == E4M3 else -126)
 
 
 @pytest.mark.parametrize("kind", ["gauss", "octaves", "positive", "edges", "sparse"])
@@ -188,20 +187,13 @@ def test_vectorised_model_equals_rational_arithmetic(model, kind):
     ids=str,
 )
 def test_grouped_bounds_hold(model, kind):
-    g = torch.Generator().manual_seed(17)
-    dtype = torch.bfloat16 if model.kept >= 24 else torch.float8_e4m3fn
+    g, dtype = seeded(17), torch.bfloat16 if model.kept >= 24 else E4M3
     q, k = draw(kind, dtype, g, (3, 32, 128)), draw(kind, dtype, g, (3, 48, 128))
-    dot, absdot = exact_sums(q, k)
-    error = (model.exact_dot(q, k).to(torch.float64) - dot).abs()
-    known = model.dot_bound(q, k, dot, absdot)
-    free = dataclasses.replace(model, known_order=False).dot_bound(q, k, dot, absdot)
-    assert bool((error <= known).all())
+    assert within_bounds(model, model.exact_dot(q, k), q, k)
     # The order-free bound must hold for any assignment of terms to groups.
     for _ in range(4):
         order = torch.randperm(128, generator=g)
-        shuffled = (model.exact_dot(q[..., order], k[..., order]).to(torch.float64) - dot).abs()
-        assert bool((shuffled <= free).all())
-    print(f"{model} {kind}: worst ratio {float((error / known.clamp_min(1e-300)).max()):.3f}")
+        assert within_bounds(model, model.exact_dot(q[..., order], k[..., order]), q, k, known=False)
 
 
 def test_known_order_bound_is_nearly_attained():
@@ -209,7 +201,7 @@ def test_known_order_bound_is_nearly_attained():
     model = Grouped(32, 13, 13)
     q, k = torch.full((1, 128), 1.875 * 2.0**-3), torch.full((1, 128), 1.875 * 2.0**-4)
     q[0, 0], k[0, 0] = 256.0, 1.0  # addends are cut below 2**(8 - 13); the others are 0.88 of that
-    q, k = q.to(torch.float8_e4m3fn), k.to(torch.float8_e4m3fn)
+    q, k = q.to(E4M3), k.to(E4M3)
     dot, absdot = exact_sums(q, k)
     ratio = (model.exact_dot(q, k).to(torch.float64) - dot).abs() / model.dot_bound(q, k, dot, absdot)
     assert 0.5 < float(ratio) <= 1.0
@@ -217,43 +209,35 @@ def test_known_order_bound_is_nearly_attained():
 
 @pytest.mark.parametrize("model", [IEEE, *MODELS], ids=str)
 def test_sums_within_bits_are_exact_and_one_more_bit_is_not(model):
-    g = torch.Generator().manual_seed(5)
+    g, dtype = seeded(5), torch.float32 if model is IEEE else dtype_of(model)
     for _ in range(20):
-        q = torch.randint(-2, 3, (16, 128), generator=g).float()
-        k = torch.randint(-2, 3, (16, 128), generator=g).float()
+        q, k = (torch.randint(-2, 3, (16, 128), generator=g).float() for _ in range(2))
         q[:, 7] = k[:, 7] = 2.0 ** ((model.bits() - 2) // 2)
         q[:, 8] = 0
         dot, absdot = exact_sums(q, k)
         assert float(absdot.max()) <= 2.0 ** model.bits()
         if isinstance(model, Grouped):
-            dtype = torch.float8_e4m3fn if model.kept == 13 else torch.bfloat16
             assert torch.equal(model.exact_dot(q.to(dtype), k.to(dtype)).double(), dot)
     # 2**bits + 1, the leader before the one: the one is lost.
     half = model.bits() // 2
     if isinstance(model, Grouped):
-        dtype = torch.float8_e4m3fn if model.kept == 13 else torch.bfloat16
-        q, k = torch.zeros(1, 128), torch.zeros(1, 128)
-        q[0, 0], k[0, 0], q[0, 1], k[0, 1] = 2.0**half, 2.0 ** (model.bits() - half), 1.0, 1.0
-        assert float(model.exact_dot(q.to(dtype), k.to(dtype))) == 2.0 ** model.bits()
+        q, k = vectors((0, 2.0**half, 2.0 ** (model.bits() - half)), (1, 1.0, 1.0), dtype=dtype)
+        assert float(model.exact_dot(q, k)) == 2.0 ** model.bits()
 
 
 @pytest.mark.parametrize("how", ["minimum", "normalised", "minimum, zeros too"])
 def test_bounds_hold_where_subnormals_lead_a_group(how):
-    g = torch.Generator().manual_seed(8)
+    g = seeded(8)
     q, k = torch.zeros(64, 128), torch.zeros(64, 128)
     q[:, ::3] = 2.0**-9 * torch.randint(-7, 8, (64, 43), generator=g)  # subnormal e4m3
     k[:, ::3] = 2.0**-1 * torch.randint(-15, 16, (64, 43), generator=g)
     q[:, 1::3] = 2.0**-6 * torch.randint(-15, 16, (64, 43), generator=g) / 8
     k[:, 1::3] = 2.0**-5 * torch.randint(-15, 16, (64, 43), generator=g) / 8
     k[:, 2::3] = 448.0  # times zero
-    q, k = q.to(torch.float8_e4m3fn), k.to(torch.float8_e4m3fn)
-    dot, absdot = exact_sums(q, k)
-    for running in (True, False):
+    q, k = q.to(E4M3), k.to(E4M3)
+    for running, known in itertools.product((True, False), repeat=2):
         model = Grouped(32, 7, 7, subnormals=how, running=running)
-        error = (model.exact_dot(q, k).double() - dot).abs()
-        assert bool((error <= model.dot_bound(q, k, dot, absdot)).all())
-        free = dataclasses.replace(model, known_order=False)
-        assert bool((error <= free.dot_bound(q, k, dot, absdot)).all())
+        assert within_bounds(model, model.exact_dot(q, k), q, k, known)
 
 
 def test_tiny_operands_and_zeros():
@@ -266,18 +250,13 @@ def test_tiny_operands_and_zeros():
     assert float(zero) == 0.0 and math.copysign(1.0, float(zero)) == 1.0
 
 
-def test_subnormal_exponents_can_be_told_apart():
+def test_subnormal_exponents_can_be_distinguished():
     """A subnormal times a large factor leads a group: the three readings cut the small terms differently."""
-    q, k = torch.zeros(1, 128), torch.ones(1, 128)
-    q[0, 0], k[0, 0] = 2.0**-9, 256.0  # e4m3's smallest subnormal: product 0.5, exponents -9 + 8 or -6 + 8
-    q[0, 1:3] = 2.0**-9 * 7
-    k[0, 1:3] = 2.0**-6 * 1.125
-    q, k = q.to(torch.float8_e4m3fn), k.to(torch.float8_e4m3fn)
-    results = {float(Grouped(32, 13, 13, subnormals=how).exact_dot(q, k)) for how in ("normalised", "minimum")}
-    assert len(results) == 2
-    q[0, 0] = 0.0
-    results = {float(Grouped(32, 13, 13, subnormals=how).exact_dot(q, k)) for how in ("minimum", "minimum, zeros too")}
-    assert len(results) == 2
+    small = [(dim, 2.0**-9 * 7, 2.0**-6 * 1.125) for dim in (1, 2)]
+    # e4m3's smallest subnormal: product 0.5, exponents -9 + 8 or -6 + 8; or zero in its place.
+    for leader, readings in ((2.0**-9, ("normalised", "minimum")), (0.0, ("minimum", "minimum, zeros too"))):
+        q, k = vectors((0, leader, 256.0), *small)
+        assert len({float(Grouped(32, 13, 13, subnormals=how).exact_dot(q, k)) for how in readings}) == 2
 
 
 @pytest.mark.parametrize("model", [Grouped(16, 25, 23), Grouped(16, 25, 23, running=False)], ids=str)
@@ -296,7 +275,10 @@ def test_nonfinite_operands_end_as_ieee_addition_does(model):
         got = float(model.exact_dot(torch.tensor([q]).bfloat16(), torch.tensor([k]).bfloat16()))
         assert math.isnan(got) if math.isnan(wanted) else got == wanted
     both = torch.tensor([[inf, 0.0], [1.0, 2.0]], dtype=torch.float64)
-    assert nonfinite_dot(both, torch.tensor([[1.0, 3.0]], dtype=torch.float64)).flatten().tolist() == [inf, 0.0]
+    assert arithmetic.nonfinite_dot(both, torch.tensor([[1.0, 3.0]], dtype=torch.float64)).flatten().tolist() == [
+        inf,
+        0.0,
+    ]
 
 
 def test_overflow_becomes_infinite():
@@ -305,55 +287,34 @@ def test_overflow_becomes_infinite():
 
 
 def test_units():
-    assert unit_roundoff(torch.bfloat16) == 2.0**-8 and unit_roundoff(torch.float16, "truncate") == 2.0**-10
-    assert underflow_unit(torch.bfloat16) == 2.0**-134 and underflow_unit(torch.float16) == 2.0**-25
-    with pytest.raises(ValueError, match="no bound exists for 300 roundings"):
-        gamma(300, 2.0**-8)
+    units = arithmetic.unit_roundoff(torch.bfloat16), arithmetic.unit_roundoff(torch.float16, "truncate")
+    assert units == (2.0**-8, 2.0**-10)
+    assert [arithmetic.underflow_unit(dtype) for dtype in (torch.bfloat16, torch.float16)] == [2.0**-134, 2.0**-25]
 
 
-@pytest.mark.parametrize(
-    "values, said",
-    [
-        ({"group": 0}, "group must be an integer from 1 to 1024, got 0"),
-        ({"kept": True}, "kept must be an integer from 1 to 40, got True"),
-        ({"cut": "up"}, "cut must be one of zero, down, got 'up'"),
-    ],
-)
-def test_models_refuse_nonsense(values, said):
-    with pytest.raises(ValueError) as caught:
-        Grouped(**{"group": 16, "kept": 25, "final": 23, **values})
-    assert str(caught.value) == said
+def test_mistakes_are_one_sentence():
+    refuses(ValueError, "no bound exists for 300 roundings", arithmetic.gamma, 300, 2.0**-8)
+    refuses(ValueError, "^group must be an integer from 1 to 1024, got 0$", Grouped, 0, 25, 23)
+    refuses(ValueError, "^kept must be an integer from 1 to 40, got True$", Grouped, 16, True, 23)
+    refuses(ValueError, "^cut must be one of zero, down, got 'up'$", Grouped, 16, 25, 23, cut="up")
+    refuses(ValueError, "no arithmetic model is named 'sm_1'", named_model, "sm_1")
 
 
 def test_stored_models_carry_provenance():
     assert [model.name for model in stored_models() if not model.hypothesis] == [
         *(name for _, _, name in SERIES),
-        "sm_90 fp16",
-        "sm_90 tf32",
+        *("sm_90 fp16", "sm_90 tf32"),
     ]
-    for model in stored_models():
-        assert model.provenance
-    with pytest.raises(ValueError, match="no arithmetic model is named 'sm_1'"):
-        named_model("sm_1")
+    assert all(model.provenance for model in stored_models())
 
 
-def test_worked_example_of_the_documentation():
+def test_the_documentation_has_a_worked_example_and_every_measured_model():
     """docs/arithmetic.md computes this dot by hand."""
-    q, k = torch.zeros(1, 128), torch.zeros(1, 128)
-    q[0, 0], k[0, 0] = 1.5, 1.5
-    q[0, 1], k[0, 1] = 2.0**-6, 2.0**-6 * 1.25
-    q[0, 2], k[0, 2] = -(2.0**-6), 2.0**-6 * 1.75
-    q[0, 32], k[0, 32] = 16.0, 2.0
-    q, k = q.to(torch.float8_e4m3fn), k.to(torch.float8_e4m3fn)
+    small = 2.0**-6
+    q, k = vectors((0, 1.5, 1.5), (1, small, small * 1.25), (2, -small, small * 1.75), (32, 16.0, 2.0))
     assert float(exact_sums(q, k)[0]) == 34.2498779296875
     assert float(Grouped(32, 13, 13).exact_dot(q, k)) == 34.24609375
-    text = (RECORDED.parents[1] / "docs" / "arithmetic.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "arithmetic.md").read_text(encoding="utf-8")
     assert "34.2498779296875" in text and "34.24609375" in text and "2.249755859375" in text
-
-
-def test_documentation_lists_every_measured_model():
-    text = (RECORDED.parents[1] / "docs" / "arithmetic.md").read_text(encoding="utf-8")
-    for model in stored_models():
-        if not model.hypothesis:
-            arithmetic = model.arithmetic
-            assert f"grouped({arithmetic.group}, {arithmetic.kept}, {arithmetic.final})" in text
+    for found in (model.arithmetic for model in stored_models() if not model.hypothesis):
+        assert f"grouped({found.group}, {found.kept}, {found.final})" in text

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 
 import pytest
 import torch
 
 from parity.numerics.selection import judge_selection, recall, regret
-from parity.ops.paged_logits.judge import Status
+from parity.results import Status
+from parity.selftest.helpers import refuses, seeded
 
 TABLE = torch.tensor([[7, 3, 5], [2, 9, 4]], dtype=torch.int32)
+ROWS = TABLE.repeat_interleave(2, 0)  # the pages of each row of `good`
 
 
 def slots_of(positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -39,10 +40,9 @@ def brute_force(chosen: tuple[int, ...], low: list[float], high: list[float], k:
 
 
 def test_agrees_with_brute_force():
-    g = torch.Generator().manual_seed(11)
+    g, table = seeded(11), torch.tensor([[3]], dtype=torch.int32)
     values = [-math.inf, -1.0, 0.0, 1.0, 2.0, math.inf]
     judged = accepted = 0
-    table = torch.tensor([[3]], dtype=torch.int32)
     for _ in range(2000):
         count, k = int(torch.randint(0, 5, (), generator=g)), int(torch.randint(1, 5, (), generator=g))
         pairs = []
@@ -52,49 +52,38 @@ def test_agrees_with_brute_force():
             pairs.append((a, b) if kind == 0 else (-math.inf, math.inf) if kind == 1 and a < 0 else (a, a))
         low, high = [a for a, _ in pairs], [b for _, b in pairs]
         lens = torch.tensor([[count]], dtype=torch.int32)
-        nan = [low[i] == -math.inf and high[i] == math.inf and i % 2 == 0 for i in range(count)]  # NaN says the same
-        width = count + 2
-        tensors = [torch.full((1, width), 9.0, dtype=torch.float64) for _ in range(2)]
-        for i in range(count):
-            tensors[0][0, i] = math.nan if nan[i] else low[i]
-            tensors[1][0, i] = math.nan if nan[i] else high[i]
+        ends = torch.full((2, 1, count + 2), 9.0, dtype=torch.float64)
+        ends[:, 0, :count] = torch.tensor([low, high])
+        free = (ends == torch.tensor([[[-math.inf]], [[math.inf]]])).all(0, keepdim=True)
+        ends[(free & (torch.arange(count + 2) % 2 == 0)).expand_as(ends)] = math.nan  # NaN says the same
         for chosen in itertools.combinations(range(count), min(k, count)):
             positions = torch.full((1, k), -1, dtype=torch.int32)
             order = torch.randperm(len(chosen), generator=g)
             positions[0, : len(chosen)] = torch.tensor(chosen, dtype=torch.int32)[order]
-            verdict = judge_selection(slots_of(positions, table), positions, tensors[0], tensors[1], lens, table, k)
+            verdict = judge_selection(slots_of(positions, table), positions, *ends, lens, table, k)
             wanted = brute_force(chosen, low, high, k)
             assert verdict.passed == wanted, (chosen, low, high, k, verdict.message)
             judged, accepted = judged + 1, accepted + wanted
-    print(f"{judged} of {judged} cases agree, {accepted} of them correct")
     assert judged > 2000 and 0.1 < accepted / judged < 0.95
 
 
 def good(k: int = 4) -> dict:
     """Rows of lengths 130 and 3 (request 0), 0 and 70 (request 1), distinct scores; a correct top-k."""
     lens = torch.tensor([[130, 3], [0, 70]], dtype=torch.int32)
-    g = torch.Generator().manual_seed(2)
-    scores = torch.randn(4, 192, generator=g)
-    for row, count in enumerate(lens.flatten().tolist()):
-        scores[row, count:] = 1e30  # a stale tail larger than any score
+    scores = torch.randn(4, 192, generator=seeded(2))
     positions = torch.full((4, k), -1, dtype=torch.int32)
     for row, count in enumerate(lens.flatten().tolist()):
         best = scores[row, :count].topk(min(k, count)).indices
         positions[row, : len(best)] = best.int()
-    table = TABLE.repeat_interleave(2, 0)
-    return {
-        "slots": slots_of(positions, table),
-        "positions": positions,
-        "low": scores,
-        "high": scores,
-        "context_lens": lens,
-        "block_table": TABLE,
-        "k": k,
-    }
+        scores[row, count:] = 1e30  # a stale tail larger than any score
+    given = {"positions": positions, "low": scores, "high": scores, "context_lens": lens, "block_table": TABLE, "k": k}
+    return image(given)
 
 
-def image(given: dict) -> None:
-    given["slots"] = slots_of(given["positions"], TABLE.repeat_interleave(2, 0))
+def image(given: dict) -> dict:
+    """The same with the slots of its positions."""
+    given["slots"] = slots_of(given["positions"], ROWS)
+    return given
 
 
 def test_a_correct_selection_passes_in_any_order_with_and_without_positions():
@@ -102,70 +91,46 @@ def test_a_correct_selection_passes_in_any_order_with_and_without_positions():
     verdict = judge_selection(**given)
     assert verdict.passed and verdict.cells == 4 + 3 + 0 + 4 and verdict.undecided == 0
     given["positions"][0] = given["positions"][0].flip(0)
-    image(given)
-    assert judge_selection(**given).passed
-    assert judge_selection(**{**given, "positions": None}).passed
-    assert judge_selection(**{**given, "k": 4, "low": given["low"].double(), "high": given["high"].double()}).passed
+    assert judge_selection(**image(given)).passed
+    assert judge_selection(**given | {"positions": None}).passed
+    assert judge_selection(**given | {"low": given["low"].double(), "high": given["high"].double()}).passed
 
 
-def wrong(name: str) -> dict:
+# Where a position of the correct answer is replaced: name, row, rank, position, and the sentence.
+WRONG = [
+    ("second best", 0, 3, int(good()["low"][0, :130].argsort(descending=True)[4]), "1 of 4 rows are no top-4"),
+    ("twice", 0, 3, int(good()["positions"][0, 0]), "is selected twice"),
+    ("past the length", 0, 0, 130, "rank 0: position out of range"),
+    ("one missing", 3, 3, -1, "rank 3: min(k, 70) keys must be selected"),
+    ("hole", 3, 1, -1, "rank 1: min(k, 70) keys must be selected"),
+    ("padding is 0", 1, 3, 0, "rank 3: only 3 keys exist, the rest must be -1"),
+    ("empty row filled", 2, 0, 0, "rank 0: only 0 keys exist, the rest must be -1"),
+    ("minus two", 1, 3, -2, "rank 3: only 3 keys exist, the rest must be -1"),
+    ("padding slot is 0", 1, 3, None, "rank 3: only 3 keys exist, the rest must be -1"),
+    ("table of row 0", 3, None, None, "slot of position"),
+    ("logical slots", 0, None, None, "slot of position"),
+]
+
+
+@pytest.mark.parametrize("name, row, rank, position, sentence", WRONG, ids=[each[0] for each in WRONG])
+def test_each_rule_rejects_its_nearest_wrong_answer(name, row, rank, position, sentence):
     given = good()
-    positions = given["positions"]
-    if name == "second best":
-        order = given["low"][0, :130].argsort(descending=True)
-        positions[0, 3] = int(order[4])
-        image(given)
-    elif name == "twice":
-        positions[0, 3] = positions[0, 0]
-        image(given)
-    elif name == "past the length":
-        positions[0, 0] = 130
-        image(given)
-    elif name == "one missing":
-        positions[3, 3] = -1
-        image(given)
-    elif name == "hole":
-        positions[3, 1] = -1
-        image(given)
-    elif name == "padding is 0":
-        positions[1, 3] = 0
-        image(given)
-    elif name == "padding slot is 0":
-        given["slots"][1, 3] = 0
-    elif name == "empty row filled":
-        positions[2, 0] = 0
-        image(given)
-    elif name == "table of row 0":
-        given["slots"] = slots_of(positions, TABLE[[0, 0, 0, 0]])
-    elif name == "logical slots":
-        given["slots"] = positions.clone()
-    elif name == "minus two":
-        given["slots"][1, 3] = positions[1, 3] = -2
-    return given
-
-
-@pytest.mark.parametrize(
-    "name, row, said",
-    [
-        ("second best", 0, "1 of 4 rows are no top-4"),
-        ("twice", 0, "is selected twice"),
-        ("past the length", 0, "rank 0: position out of range"),
-        ("one missing", 3, "rank 3: min(k, 70) keys must be selected"),
-        ("hole", 3, "rank 1: min(k, 70) keys must be selected"),
-        ("padding is 0", 1, "rank 3: only 3 keys exist, the rest must be -1"),
-        ("padding slot is 0", 1, "rank 3: only 3 keys exist, the rest must be -1"),
-        ("empty row filled", 2, "rank 0: only 0 keys exist, the rest must be -1"),
-        ("table of row 0", 3, "slot of position"),
-        ("logical slots", 0, "slot of position"),
-        ("minus two", 1, "rank 3: only 3 keys exist, the rest must be -1"),
-    ],
-)
-def test_each_rule_rejects_its_nearest_wrong_answer(name, row, said):
-    verdict = judge_selection(**wrong(name), case="v1 x", impl="mine")
-    assert verdict.status is Status.FAILED and verdict.where["row"] == row and said in verdict.message
+    if position is not None:
+        given["positions"][row, rank] = position
+        if position < 0:
+            given["slots"][row, rank] = position
+        else:
+            image(given)
+    elif rank is not None:
+        given["slots"][row, rank] = 0
+    else:
+        table = {"table of row 0": TABLE[[0, 0, 0, 0]], "logical slots": torch.arange(3).int().expand(4, 3)}[name]
+        given["slots"] = slots_of(given["positions"], table)
+    verdict = judge_selection(**given, case="v1 x", impl="mine")
+    assert verdict.status is Status.FAILED and verdict.where["row"] == row and sentence in verdict.message
     assert verdict.message.endswith("parity run --case 'v1 x' --impl mine")
-    if name not in ("table of row 0", "logical slots"):
-        by_slots = judge_selection(**{**wrong(name), "positions": None})
+    if rank is not None:
+        by_slots = judge_selection(**given | {"positions": None})
         assert by_slots.status is Status.FAILED and by_slots.where["row"] == row
 
 
@@ -174,8 +139,7 @@ def test_ties_are_free_and_zeros_are_equal():
     given["low"] = given["high"] = torch.zeros(4, 192)
     for first in (0, 50, 126):
         given["positions"][0] = torch.arange(first, first + 4, dtype=torch.int32)
-        image(given)
-        assert judge_selection(**given).passed
+        assert judge_selection(**image(given)).passed
     given["low"] = given["high"] = torch.where(torch.arange(192) % 2 == 0, 0.0, -0.0).expand(4, 192)
     assert judge_selection(**given).passed
 
@@ -186,24 +150,20 @@ def test_minus_infinity_inside_the_window_counts():
     scores[0, 5] = 1.0
     given["low"] = given["high"] = scores
     given["positions"][0] = torch.tensor([9, 5, 7, 8], dtype=torch.int32)
-    image(given)
-    assert judge_selection(**given).passed
+    assert judge_selection(**image(given)).passed
     given["positions"][0, 1] = 6
-    image(given)
-    verdict = judge_selection(**given)
+    verdict = judge_selection(**image(given))
     assert verdict.status is Status.FAILED and "key 5 outside has" in verdict.message
 
 
 def test_bounds_decide_to_the_last_bit():
     given = good(1)
-    low, high = torch.zeros(4, 192, dtype=torch.float64), torch.zeros(4, 192, dtype=torch.float64)
     given["positions"][given["positions"] >= 0] = 1
-    image(given)
-    low[:, 0] = high[:, 0] = 1.0
-    high[:, 1] = 1.0
-    assert judge_selection(**{**given, "low": low, "high": high}).passed
-    high[:, 1] = math.nextafter(1.0, 0.0)
-    assert judge_selection(**{**given, "low": low, "high": high}).status is Status.FAILED
+    for end, passed in ((1.0, True), (math.nextafter(1.0, 0.0), False)):
+        low, high = torch.zeros(2, 4, 192, dtype=torch.float64)
+        low[:, 0] = high[:, 0] = 1.0
+        high[:, 1] = end
+        assert judge_selection(**image(given) | {"low": low, "high": high}).passed == passed
 
 
 def test_undecided_counts_keys_that_the_bound_leaves_open():
@@ -220,7 +180,7 @@ def test_undecided_counts_keys_that_the_bound_leaves_open():
 def test_sampled_rows_and_chunks():
     given = good()
     rows = torch.tensor([3, 0])
-    part = {**given, **{name: given[name][rows] for name in ("slots", "positions", "low", "high")}, "rows": rows}
+    part = given | {name: given[name][rows] for name in ("slots", "positions", "low", "high")} | {"rows": rows}
     assert judge_selection(**part, chunk_bytes=1).passed
     part["slots"][0, 0] += 1
     assert judge_selection(**part).where["row"] == 3
@@ -228,15 +188,16 @@ def test_sampled_rows_and_chunks():
 
 def test_wrong_types_and_arguments():
     given = good()
-    verdict = judge_selection(**{**given, "slots": given["slots"].long()})
+    verdict = judge_selection(**given | {"slots": given["slots"].long()})
     assert verdict.message == "got slots torch.int64 [4, 4]; wanted torch.int32 [4, 4]"
-    assert judge_selection(**{**given, "positions": given["positions"][:, :3]}).status is Status.FAILED
-    with pytest.raises(ValueError, match="k must be an integer of at least 1, got 0"):
-        judge_selection(**{**given, "k": 0})
-    with pytest.raises(ValueError, match="low and high: expected"):
-        judge_selection(**{**given, "low": given["low"][:, :100], "high": given["high"][:, :100]})
-    with pytest.raises(ValueError, match="names a page twice"):
-        judge_selection(**{**given, "positions": None, "block_table": torch.full_like(TABLE, 3)})
+    assert judge_selection(**given | {"positions": given["positions"][:, :3]}).status is Status.FAILED
+    narrow, one_page = given["low"][:, :100], torch.full_like(TABLE, 3)
+    for sentence, change in {
+        "k must be an integer of at least 1, got 0": {"k": 0},
+        "low and high: expected": {"low": narrow, "high": narrow},
+        "names a page twice": {"positions": None, "block_table": one_page},
+    }.items():
+        refuses(ValueError, sentence, judge_selection, **given | change)
 
 
 def test_nothing_to_select():
@@ -245,8 +206,7 @@ def test_nothing_to_select():
     empty = torch.zeros(2, 0)
     verdict = judge_selection(none, none, empty, empty, lens, torch.zeros(2, 0, dtype=torch.int32), 3)
     assert verdict.passed and verdict.cells == 0
-    verdict = judge_selection(none[:0], none[:0], empty[:0], empty[:0], lens[:0], TABLE[:0], 3)
-    assert verdict.passed
+    assert judge_selection(none[:0], none[:0], empty[:0], empty[:0], lens[:0], TABLE[:0], 3).passed
 
 
 def test_recall_and_regret():
@@ -260,13 +220,12 @@ def test_recall_and_regret():
     assert regret(torch.tensor([[-1]]), torch.zeros(1, 3), torch.tensor([0]), 1).tolist() == [0.0]
 
 
-def test_speed_on_many_rows():
-    g = torch.Generator().manual_seed(0)
+def test_many_rows():
+    g = seeded(0)
     scores = torch.randn(64, 22016, generator=g)
     lens = torch.full((1, 64), 22016, dtype=torch.int32)
     table = torch.randperm(344, generator=g).int()[None]
     positions = scores.topk(512).indices.int()
-    start = time.perf_counter()
-    verdict = judge_selection(slots_of(positions, table.expand(64, -1)), positions, scores, scores, lens, table, 512)
-    print(f"64 rows x 22016 keys, k 512: {1e3 * (time.perf_counter() - start):.0f} ms")
-    assert verdict.passed
+    assert judge_selection(
+        slots_of(positions, table.expand(64, -1)), positions, scores, scores, lens, table, 512
+    ).passed

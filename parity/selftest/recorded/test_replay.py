@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from parity import recorded
+from parity.command import CommandError
 from parity.recorded import rows as rules_of
 from parity.recorded import rules
-from parity.recorded.files import Recording, RecordingError, read_file, read_index
+from parity.recorded.files import Recording, read_file, read_index
 from parity.recorded.replay import replay_recording
 from parity.recorded.rules import Approximate
 from reference import compressor, formats, rope
@@ -45,7 +46,7 @@ def test_every_recording_passes_and_every_tensor_is_accounted_for(capsys: pytest
     rows = recorded.replay(OFFICIAL)
     assert recorded.passed(rows)
     listed = {(entry["file"], tensor["name"]) for entry in ENTRIES.values() for tensor in entry["tensors"]}
-    assert {(row.file, row.stage) for row in rows} == listed and len(rows) == len(listed)
+    assert {(row.file, row.tensor) for row in rows} == listed and len(rows) == len(listed)
     for row in rows:
         if row.rule in (rules_of.BITS, rules_of.CHAIN):
             assert row.rejected == 0 and (row.rule == rules_of.CHAIN or row.differing == 0)
@@ -56,7 +57,7 @@ def test_every_recording_passes_and_every_tensor_is_accounted_for(capsys: pytest
 
 def test_the_selection_covers_every_stage_and_rule() -> None:
     rows = recorded.replay(OFFICIAL)
-    stages = {row.stage.partition(".")[2] for row in rows if row.stage.startswith(("prefill.", "decode."))}
+    stages = {row.tensor.partition(".")[2] for row in rows if row.tensor.startswith(("prefill.", "decode."))}
     wanted = "k.proj_kv k.proj_score k.pooled k.normed k.roped k.hadamard k.fp4 k.fp4_exp q.proj q.roped q.hadamard"
     wanted += " q.fp4 q.fp4_exp w.proj w.scaled s.dot s.logits s.masked topk"
     assert stages >= set(wanted.split())
@@ -116,10 +117,10 @@ def test_each_stage_rejects_its_nearest_wrong_answer(name: str) -> None:
     assert judged
     for row in judged:
         tensors = dict(recording.tensors)
-        tensors[row.stage] = nearest_wrong(row.stage, row.rule, tensors[row.stage], tensors)
+        tensors[row.tensor] = nearest_wrong(row.tensor, row.rule, tensors[row.tensor], tensors)
         after = replay_recording(Recording(recording.entry, tensors), params)
-        found = {other.stage: other for other in after}[row.stage]
-        assert found.rejected >= 1, (row.stage, row.rule)
+        found = {other.tensor: other for other in after}[row.tensor]
+        assert found.rejected >= 1, (row.tensor, row.rule)
         assert found.detail and not recorded.passed(after)
 
 
@@ -127,7 +128,7 @@ def test_unknown_tensors_are_reported(capsys: pytest.CaptureFixture[str]) -> Non
     recording = opened("prefill_0005_h8_b3")
     tensors = recording.tensors | {"prefill.k.extra": torch.zeros(3), "prefill.topk_all": torch.zeros(1)}
     rows = replay_recording(Recording(recording.entry, tensors), shared_params(recording))
-    assert [row.stage for row in rows if row.rule == rules_of.UNKNOWN] == ["prefill.k.extra", "prefill.topk_all"]
+    assert [row.tensor for row in rows if row.rule == rules_of.UNKNOWN] == ["prefill.k.extra", "prefill.topk_all"]
     assert not recorded.passed(rows)
     assert "UNKNOWN prefill_0005_h8_b3.safetensors: prefill.k.extra" in recorded.table(rows)
 
@@ -168,8 +169,9 @@ def test_tensors_that_do_not_fit(name: str, change: Callable[[dict[str, Any]], N
     tensors = dict(recording.tensors)
     params = shared_params(recording) if not name.startswith("params") else {}
     change(tensors)
-    with pytest.raises(RecordingError, match=rf"^{name}.safetensors: .*{words}"):
-        replay_recording(Recording(recording.entry, tensors), params)
+    rows = replay_recording(Recording(recording.entry, tensors), params)
+    assert any(re.search(words, row.detail) for row in rows if row.rule == rules_of.MISSING)
+    assert {row.tensor for row in rows if row.tensor} == tensors.keys() and not any(row.rejected for row in rows)
 
 
 @pytest.fixture
@@ -191,17 +193,27 @@ def write_index(folder: Path, entries: list[dict[str, Any]]) -> None:
 
 
 def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The sentence on stderr about a folder whose index cannot be used."""
     assert recorded.main_replay(folder) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.count("\n") == 1 and printed.err.startswith("parity recorded: ")
     return printed.err
 
 
+def left_out(folder: Path, capsys: pytest.CaptureFixture[str], code: int) -> str:
+    """What is printed about the one file that is left out while the others are replayed."""
+    assert recorded.main_replay(folder) == code
+    printed = capsys.readouterr()
+    assert printed.err == "" and "hadamard.out" in printed.out and "0 not allowed" in printed.out
+    lines = [line for line in printed.out.splitlines() if line.startswith(("UNUSABLE ", "NOT REPLAYED "))]
+    return "\n".join(lines)
+
+
 def test_json_and_exit_codes(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert recorded.main_replay(folder, tmp_path / "out.json") == 0
     report = json.loads((tmp_path / "out.json").read_text())
     assert report["passed"] is True and len(report["rows"]) == len(recorded.replay(folder))
-    assert {"file", "stage", "rule", "values", "differing", "rejected"} <= report["rows"][0].keys()
+    assert {"file", "tensor", "rule", "values", "differing", "rejected"} <= report["rows"][0].keys()
     # A disagreement: the file is intact by its own index, its content is wrong.
     path = folder / "unit_stages.safetensors"
     tensors = load_file(path)
@@ -216,71 +228,104 @@ def test_json_and_exit_codes(folder: Path, tmp_path: Path, capsys: pytest.Captur
     assert recorded.main_replay(str(folder), str(tmp_path / "out.json")) == 1
     assert "NOT ALLOWED unit_stages.safetensors: hadamard.out: 1 values, first at [0, 0]" in capsys.readouterr().out
     assert json.loads((tmp_path / "out.json").read_text())["passed"] is False
-    assert recorded.main_replay(folder, tmp_path / "absent" / "out.json") == 2
-    assert "cannot be written" in capsys.readouterr().err
+    with pytest.raises(CommandError, match="cannot write"):
+        recorded.main_replay(folder, tmp_path / "absent" / "out.json")
+
+
+NAME = "prefill_0005_h8_b3.safetensors"
+
+
+def rewritten(folder: Path, data: bytes, entry: dict[str, Any] | None = None) -> None:
+    """Other bytes of one file, with an index that agrees with them."""
+    (folder / NAME).write_bytes(data)
+    entries = read_index(folder)
+    entries[1] = (entry or entries[1]) | {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    write_index(folder, entries)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_one_recording_that_lacks_a_tensor_keeps_no_other_from_being_replayed(folder, listed, tmp_path, capsys) -> None:
+    """Nor what else the same file holds: only what follows from the tensor is left out."""
+    tensors = load_file(folder / NAME)
+    del tensors["prefill.q.roped"]
+    entry = dict(read_index(folder)[1])
+    if not listed:
+        entry["tensors"] = [tensor for tensor in entry["tensors"] if tensor["name"] in tensors]
+    save_file(tensors, folder / NAME)
+    rewritten(folder, (folder / NAME).read_bytes(), entry)
+    said = left_out(folder, capsys, 0)
+    assert "prefill.q.roped" in said and "prefill.q.hadamard" in said
+    rows = {row.tensor: row for row in recorded.replay(folder) if row.file == NAME}
+    for name in ("prefill.q.proj", "prefill.q.fp4", "prefill.s.logits", "prefill.topk"):
+        assert rows[name].values and not rows[name].rejected, name
+    # A disagreement elsewhere is one still, and a folder in which nothing can be judged is no passing one.
+    tensors["prefill.w.scaled"][0, 0, 0] *= 2
+    save_file(tensors, folder / NAME)
+    for tensor in entry["tensors"]:
+        tensor.pop("sha256_16", None)
+    rewritten(folder, (folder / NAME).read_bytes(), entry)
+    assert recorded.main_replay(folder, tmp_path / "out.json") == 1
+    assert json.loads((tmp_path / "out.json").read_text())["exit"] == 1
+    write_folder(tmp_path / "alone", ["params_h8_d256"])
+    assert recorded.main_replay(tmp_path / "alone") == 2
+    assert "nothing judged" in capsys.readouterr().out
 
 
 def test_damaged_files_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = folder / "prefill_0005_h8_b3.safetensors"
+    path = folder / NAME
     data = path.read_bytes()
     path.write_bytes(data[:-1])
-    assert f"{path}: has {len(data) - 1} bytes, index.json says {len(data)}" in refused(folder, capsys)
+    said = f"UNUSABLE {NAME}: "
+    assert f"{said}has {len(data) - 1} bytes, index.json says {len(data)}" == left_out(folder, capsys, 2)
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    assert f"{path}: has sha256 " in refused(folder, capsys)
+    assert f"{said}has sha256 " in left_out(folder, capsys, 2)
     path.unlink()
-    assert f"{path}: cannot be read (No such file or directory)" in refused(folder, capsys)
+    assert f"{said}cannot be read (No such file or directory)" == left_out(folder, capsys, 2)
 
 
 def test_damage_that_the_digest_agrees_with(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = folder / "prefill_0005_h8_b3.safetensors"
-    entries = read_index(folder)
-
-    def rewritten(data: bytes) -> str:
-        path.write_bytes(data)
-        entries[1]["sha256"], entries[1]["bytes"] = hashlib.sha256(data).hexdigest(), len(data)
-        write_index(folder, entries)
-        return refused(folder, capsys)
-
-    data = path.read_bytes()
-    assert f"{path}: is not a safetensors file" in rewritten(data[: len(data) // 2])
-    assert f"{path}: is not a safetensors file" in rewritten(b"")
-    assert f"{path}: tensor prefill.x has other bytes" in rewritten(
-        data[: data.index(load_file(OFFICIAL / path.name)["prefill.x"].view(torch.uint8).numpy().tobytes())]
-        + bytes(16)
-        + data[data.index(load_file(OFFICIAL / path.name)["prefill.x"].view(torch.uint8).numpy().tobytes()) + 16 :]
-    )
-    entries[1]["tensors"] = [t for t in entries[1]["tensors"] if t["name"] != "prefill.qr"]
-    assert f"{path}: holds the tensor prefill.qr, which index.json does not list" in rewritten(data)
-    entries[1]["tensors"] += [{"name": "prefill.qr", "dtype": "bfloat16", "shape": [1]}]
-    assert f"{path}: tensor prefill.qr is bfloat16 [3, 5, 128], index.json says bfloat16 [1]" in rewritten(data)
-    entries[1]["tensors"][-1]["name"] = "prefill.z"
-    assert f"{path}: lacks the tensor prefill.z that index.json lists" in rewritten(data)
+    data = (folder / NAME).read_bytes()
+    entry = read_index(folder)[1]
+    others = [tensor for tensor in entry["tensors"] if tensor["name"] != "prefill.qr"]
+    place = data.index(load_file(folder / NAME)["prefill.x"].view(torch.uint8).numpy().tobytes())
+    for content, listed, words in (
+        (data[: len(data) // 2], entry["tensors"], "is not a safetensors file"),
+        (b"", entry["tensors"], "is not a safetensors file"),
+        (data[:place] + bytes(16) + data[place + 16 :], entry["tensors"], "tensor prefill.x has other bytes"),
+        (data, others, "holds the tensor prefill.qr, which index.json does not list"),
+        (data, [*others, {"name": "prefill.qr", "dtype": "bfloat16", "shape": [1]}],
+         "tensor prefill.qr is bfloat16 [3, 5, 128], index.json says bfloat16 [1]"),
+    ):  # fmt: skip
+        rewritten(folder, content, entry | {"tensors": listed})
+        assert f"UNUSABLE {NAME}: {words}" in left_out(folder, capsys, 2)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "words", "code"),
     [
-        (lambda entries: entries.pop(0), "params_h8_d256.safetensors: is not listed in index.json"),
-        (lambda entries: entries.append(entries[0]), "lists params_h8_d256.safetensors more than once"),
-        (lambda entries: entries[0].pop("sha256"), "an entry of 'files' lacks the field sha256"),
-        (lambda entries: entries[0].update(kind="sound"), "has kind 'sound', expected one of params"),
-        (
-            lambda entries: entries[1].pop("config"),
-            "prefill_0005_h8_b3.safetensors: its entry .* lacks the field config",
-        ),
-        (lambda entries: entries[1].update(config=[]), "field config of its entry must be an object"),
-        (lambda entries: entries[1]["config"].pop("dim"), "its config in index.json lacks the field 'dim'"),
-        (lambda entries: entries[1]["config"].update(index_head_dim=64), "head_dim must be 128, got 64"),
-        (lambda entries: entries[1]["config"].update(params="none"), "wants the parameters 'none', which no file"),
-        (lambda entries: entries[1].update(prefill_len="5"), "field prefill_len of its entry must be a count"),
-        (lambda entries: entries.clear(), "must list at least one file"),
+        (lambda entries: entries.pop(0), "params_h8_d256.safetensors: is not listed in index.json", 2),
+        (lambda entries: entries.append(entries[1]), f"{NAME}: index.json lists it more than once", 2),
+        (lambda entries: entries[1].pop("sha256"), f"{NAME}: its entry in index.json lacks the field sha256", 2),
+        (lambda entries: entries.append(7), "index.json: its entry in index.json lacks the field file", 2),
+        (lambda entries: entries[1].update(kind="sound"), "has kind 'sound', expected one of params", 2),
+        (lambda entries: entries[1].pop("config"), f"{NAME}: its entry .* lacks the field config", 0),
+        (lambda entries: entries[1].update(config=[]), "field config of its entry must be an object", 0),
+        (lambda entries: entries[1]["config"].pop("dim"), "its config in index.json lacks the field 'dim'", 0),
+        (lambda entries: entries[1]["config"].update(index_head_dim=64), "head_dim must be 128, got 64", 0),
+        (lambda entries: entries[1]["config"].update(params="none"), "wants the parameters 'none', which no file", 0),
+        (lambda entries: entries[1].update(prefill_len="5"), "field prefill_len of its entry must be a count", 0),
     ],
 )
-def test_bad_index_entries(folder: Path, change: Any, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_index_entries(folder: Path, change: Any, words: str, code: int, capsys) -> None:
     entries = json.loads((folder / "index.json").read_text())["files"]
     change(entries)
     write_index(folder, entries)
-    assert re.search(words, refused(folder, capsys))
+    assert re.search(words, left_out(folder, capsys, code))
+
+
+def test_an_index_of_no_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_index(folder, [])
+    assert "must list at least one file" in refused(folder, capsys)
 
 
 @pytest.mark.parametrize(

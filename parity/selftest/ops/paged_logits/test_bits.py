@@ -1,4 +1,4 @@
-"""Level bits on a simulated card: right kernels pass, their nearest wrong ones fail; and who is judged by a model."""
+"""Level bits on a simulated GPU: right kernels pass, their nearest wrong ones fail; and who is judged by a model."""
 
 import json
 from dataclasses import replace
@@ -17,19 +17,19 @@ from parity.ops.paged_logits import predicted
 from parity.ops.paged_logits.checks import bits
 from parity.results import Status, merge
 from parity.run.implementation import Implementation
-from parity.run.operation import parse_case
+from parity.run.operation import find, parse_case
 from parity.run.registry import load
 from parity.run.runner import InProcess
 from parity.run.worker import runner_for
+from parity.selftest.helpers import CPU
 from parity.selftest.simulated_gpu import IMPRECISE, RULE, dots_function, logits_function, order_for, simulated
 from parity.suite.search import run_check
 from parity.suite.session import Session, row
 from parity.tensorcore import verification as arithmetic
 from parity.tensorcore.probe import Verified
 
-CPU = torch.device("cpu")
+LOGITS = find("paged_logits")
 CASE = parse_case("v1 lens=70,130 next_n=2 layout=fp8 heads=16 data=octaves seed=5 perm=3")
-CARD = {"capability": (9, 0)}
 
 
 @pytest.fixture(autouse=True)
@@ -39,12 +39,12 @@ def recorded(monkeypatch):
 
 
 def judged(check, case=CASE, **changes):
-    return judge_one(find_check(f"bits/{check}"), InProcess(simulated(**changes), CPU), case)
+    return judge_one(find_check(f"bits/{check}", LOGITS), InProcess(simulated(**changes), CPU), case)
 
 
 @pytest.mark.parametrize("check", ["dots", "logits"])
 def test_a_right_kernel_passes(check):
-    found = run_check(find_check(f"bits/{check}"), InProcess(simulated(), CPU), profile("smoke", examples=6))
+    found = run_check(find_check(f"bits/{check}", LOGITS), InProcess(simulated(), CPU), profile("smoke", examples=6))
     assert found.verdict.status is Status.PASSED and found.verdict.cells > 100, found.verdict.message
 
 
@@ -52,10 +52,10 @@ def test_a_right_kernel_passes(check):
     "model", [IMPRECISE, replace(RULE, kept=14), replace(RULE, final=12), replace(RULE, group=16)], ids=str
 )
 def test_dots_of_another_arithmetic_fail(model):
-    found = judged("dots", dots=dots_function(model))
+    found = judged("dots", companion=dots_function(model))
     assert found.status is Status.FAILED
     assert "dots are not those of grouped(32, 13, 13)" in found.message and "head " in found.message
-    assert "parity run --case 'v1 lens=70,130 next_n=2" in found.message
+    assert "parity run --case 'v2 op=paged_logits lens=70,130 next_n=2" in found.message
 
 
 def heavier(weights):
@@ -108,7 +108,7 @@ def test_a_record_that_the_compiled_kernel_contradicts_predicts_nothing(monkeypa
 
 @pytest.mark.parametrize("name", predicted.CASES)
 def test_stored_predictions_are_todays(name):
-    """What the card is compared with is what this machine computes; and moving one parameter changes it."""
+    """What the GPU is compared with is what this machine computes; and moving one parameter changes it."""
     stored, order = predicted.stored(name)
     fresh, _ = predicted.predict(predicted.CASES[name])
     for part in ("dots", "logits"):
@@ -119,7 +119,7 @@ def test_stored_predictions_are_todays(name):
 def test_the_golden_check():
     case = parse_case(predicted.CASES["fp8-prefill"])
     assert judged("golden", case).status is Status.PASSED
-    wrong = judged("golden", case, dots=dots_function(IMPRECISE))
+    wrong = judged("golden", case, companion=dots_function(IMPRECISE))
     assert wrong.status is Status.FAILED and "dots differ from fp8-prefill" in wrong.message
     wrong = judged("golden", case, function=logits_function(weigh=heavier))
     assert wrong.status is Status.FAILED and "bits differ" in wrong.message
@@ -148,8 +148,8 @@ ALL = arithmetic.Examined("auto", tuple(map(verified, NAMES)), 1.0, True)
 
 
 def implementation(words, kernel="triton", spec=None):
-    contract = Contract.from_dict(words, "cuda", capability=CARD["capability"])
-    return Implementation("x", "logits", contract.layout, contract, kernel=kernel, spec=spec)
+    contract = Contract.from_dict(words, "cuda", capability=(9, 0))
+    return Implementation("x", "paged_logits", contract.layout, contract, kernel=kernel, spec=spec)
 
 
 @pytest.mark.parametrize(
@@ -208,10 +208,9 @@ def test_what_was_examined_goes_to_other_processes_and_the_report():
     with pytest.raises(ValueError, match="arithmetic: expected one of auto, bound, got 'fine'"):
         arithmetic.examine(CPU, [], "fine")
     impl = simulated()
-    check = find_check("bits/dots")
-    assert row(impl, check, run_check(check, InProcess(impl, CPU), profile("smoke", examples=6)))["dot"].endswith(
-        "verified"
-    )
+    check = find_check("bits/dots", LOGITS)
+    found = row(impl, check, run_check(check, InProcess(impl, CPU), profile("smoke", examples=6)))
+    assert str(found.dot).endswith("verified")
 
 
 def test_every_reason_not_to_run_has_a_name():
@@ -221,7 +220,7 @@ def test_every_reason_not_to_run_has_a_name():
     assert "no verified model of its dots" in str(bits.unverified(unsure, cuda))
     assert "comes from" not in (bits.no_order(simulated(), cuda) or "")
     assert "library" in str(bits.unverified(implementation({"layout": "bf16"}, "torch"), cuda))
-    assert "contract key `dots`" in str(bits.no_dots(simulated(dots=None), cuda))
+    assert "contract key `dots`" in str(bits.no_dots(simulated(companion=None), cuda))
     assert "the order in which it adds its heads" in str(bits.no_order(simulated(kernel="unknown"), cuda))
 
 
@@ -249,13 +248,13 @@ for name in ("dots", "wrong_dots", "flat_dots"):
         ("with_flat_dots", Status.FAILED, "expected torch.float32 [2, 16, 130], got "),
     ],
 )
-def test_a_users_dots_are_asked_in_the_worker(tmp_path, name, status, said):
+def test_a_users_dots_are_computed_in_the_worker(tmp_path, name, status, said):
     source = tmp_path / "mine.py"
     source.write_text(USER)
-    impl = load(f"{source}:{name}", "fp8", None, None, CPU)
+    impl = load(f"{source}:{name}", "fp8")
     assert impl.contract.named and impl.contract.dots == f"{source}:{name.removeprefix('with_')}"
     impl = replace(impl, contract=impl.contract.verified())
-    found = judge_one(find_check("bits/dots"), runner_for(impl, CPU), CASE)
+    found = judge_one(find_check("bits/dots", LOGITS), runner_for(impl, CPU), CASE)
     assert found is not None and found.status is status and said in found.message, found
 
 

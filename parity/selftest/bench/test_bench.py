@@ -7,10 +7,11 @@ import torch
 
 from impl.store_compile import missing
 from impl.torch_path import torch_bf16_paged_mqa_logits, torch_fp8_paged_mqa_logits
-from parity.bench import logits as bench
+from parity.bench import paged_logits as bench
+from parity.bench import report, timing
 from parity.bench import store as bench_store
-from parity.bench.logits import Workload
-from parity.command import CommandError
+from parity.bench.paged_logits import Workload
+from parity.cli import main as cli
 from parity.domain.contract import Contract
 
 CPU = torch.device("cpu")
@@ -43,12 +44,12 @@ def test_wrong_results_are_seen(layout):
 class Replay:
     """Stands for a captured graph: calls on replay."""
 
-    def __init__(self, call, times):
-        self.call, self.times = call, times
+    def __init__(self, calls):
+        self.calls = calls
 
     def replay(self):
-        for _ in range(self.times):
-            self.call()
+        for call in self.calls:
+            call()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_a_measured_row(monkeypatch, ceiling, target, status):
         call()
         return 2.0
 
-    monkeypatch.setattr(bench, "milliseconds", two)
+    monkeypatch.setattr(timing, "milliseconds", two)
     work = Workload("x", "bf16", 1, 2, 64, ceiling, target)
     row = bench.measure(work, DEVICE, {"copy": (list, 1e4), "matrix": (list, 1e6)}, 3)
     assert row["status"] == status and row["worst_error_over_bound"] <= 1
@@ -78,7 +79,7 @@ def test_a_measured_row(monkeypatch, ceiling, target, status):
         assert row["value"] == pytest.approx(mine / amount * inner)
     else:
         assert row["value"] == 2000.0 and row["microseconds_back_to_back"] == 100.0
-    assert row["status"] in bench.line(row)
+    assert row["status"] in timing.line(row)
 
 
 def test_wrong_results_are_not_timed(monkeypatch):
@@ -97,20 +98,37 @@ def test_lines_of_the_table():
         "target": 0.85,
     }
     row |= {"value": 0.9, "unit": "of copy", "milliseconds": 0.5}
-    assert "0.900 of copy" in bench.line(row) and "met (target 0.85)" in bench.line(row)
+    assert "0.900 of copy" in timing.line(row) and "met (target 0.85)" in timing.line(row)
     bad = {key: row[key] for key in ("name", "layout", "shape")} | {"status": "failed", "reason": "why"}
-    assert bench.line(bad).endswith("failed: why")
+    assert timing.line(bad).endswith("failed: why")
 
 
-def test_command_line(monkeypatch):
+def test_command_line(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(CommandError, match="there is no CUDA device to time"):
-        bench.main([])
-    with pytest.raises(CommandError, match="--rounds: expected at least 1, got 0"):
-        bench.main(["--rounds", "0"])
-    with pytest.raises(SystemExit) as stop:
-        bench.main(["--only", "nothing"])
-    assert stop.value.code == 2
+    assert cli.main(["bench"]) == 2 and "there is no CUDA device to time" in capsys.readouterr().err
+    for words in (["--rounds", "0"], ["--only", "nothing"]):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["bench", *words])
+        assert stop.value.code == 2
+
+
+@pytest.mark.parametrize("name, status, code", [("NVIDIA H200", "missed", 1), ("another", "measured", 0)])
+def test_targets_hold_for_the_gpu_that_they_were_set_for(monkeypatch, name, status, code):
+    found = timing.row(
+        "decode", "bf16", "1 rows x 1 keys", "c", value=0.5, unit="of copy", target=0.85, milliseconds=1.0
+    )
+    monkeypatch.setattr(bench, "rows", lambda *_: [timing.judged(found, most=False)])
+    monkeypatch.setattr(report.devices, "provenance", lambda device: {"device": name})
+    said = []
+    made = report.report(CPU, ["decode"], say=said.append)
+    assert (made["rows"][0]["status"], made["exit"]) == (status, code) and status in said[0]
+
+
+def test_the_sides_of_a_comparison_take_turns(monkeypatch):
+    calls = []
+    monkeypatch.setattr(timing, "milliseconds", lambda call, times=1: call() or float(len(calls)))
+    one, two = (lambda name=name: calls.append(name) for name in "ab")
+    assert timing.in_turn([(one, 1), (two, 1)], 2) == [[3.0, 5.0], [4.0, 6.0]] and "".join(calls) == "ababab"
 
 
 @pytest.mark.skipif(missing() is not None, reason=f"the store cannot be compiled: {missing()}")

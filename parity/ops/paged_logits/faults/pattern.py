@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PAGE = 64
+from parity.pages.layout import PAGE
+
 MODULI = (4, 16, 64, 128)
 
 
@@ -66,18 +67,4 @@ def describe(bad: Tensor, operands: Any) -> list[str]:
     ]
     if ends and all(end == n - 1 for _, end, n in ends) and all(start > 0 for start, _, _ in ends):
         found.append("in every wrong row the wrong keys reach up to the newest one")
-    return found
-
-
-def wrong_heads(run: Any, case: Any, exact: Any) -> list[int]:
-    """Heads whose result is wrong when all the others have weight zero; `run` and `exact` give results of a case."""
-    from dataclasses import replace
-
-    heads = range(case.heads) if case.only_heads is None else case.only_heads
-    found = []
-    for head in heads:
-        alone = replace(case, only_heads=(head,))
-        got, wanted = run(alone), exact(alone)
-        if got is None or bool((got != wanted).any()):
-            found.append(head)
     return found

@@ -1,30 +1,148 @@
-"""The peers' rules measured: every logits and top-k model, and correct kernels, on owners' data and on ours."""
+"""Acceptance rules of public suites, written from what they state, measured on our fault models and on correct kernels.
+
+    python tools/acceptance_rules.py [--json FILE] [--markdown FILE]
+
+Each rule sees what its owners' tests see: the result, a reference, and the lengths. A rule kills a model when it
+refuses its result on at least one case; it falsely rejects a correct kernel when it refuses that kernel's. Prints the
+table of docs/faults.md; the record of the last run is fixtures/faults/rules.json.
+"""
 
 from __future__ import annotations
 
+import argparse
 import concurrent.futures
+import math
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from parity.command import say
+from impl import topk, torch_path
+from parity.command import say, write_json, write_text
 from parity.domain.contract import Contract
 from parity.faults.building import CPU, contract, function, staged
 from parity.faults.catalogue import BY_ID, MODELS
-from parity.faults.rules import K_SHARE, RULES, Seen
 from parity.numerics.alarm import emulate
 from parity.numerics.arithmetic import named_model
 from parity.numerics.bounds import expected
 from parity.ops.paged_logits.case import Case
 from parity.ops.paged_logits.checks.selection import plain_topk
-from parity.ops.paged_logits.operands import build_logits as build
+from parity.ops.paged_logits.operands import build_logits
+from parity.ops.topk.case import TopkCase
+from parity.ops.topk.operands import build_topk
 from parity.pages import counter
+
+K_SHARE = 4  # index sets are compared at k = a quarter of the longest row
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a rule may look at: float32 results [T, W], two references float64 [T, W] (from operands before and after
+    quantisation), lengths int64 [T], and positions int64 [T, k] of the result and of the reference."""
+
+    out: Tensor
+    unquantised: Tensor
+    reference: Tensor
+    lens: Tensor
+    chosen: Tensor
+    wanted: Tensor
+
+    def visible(self) -> Tensor:
+        return torch.arange(self.out.shape[1]) < self.lens[:, None]
+
+
+def calc_diff(x: Tensor, y: Tensor) -> float:
+    """1 - 2 <x, y> / (<x, x> + <y, y>): one number for a whole tensor."""
+    x, y = x.to(torch.float64), y.to(torch.float64)
+    return float(1 - 2 * (x * y).sum() / (x * x + y * y).sum())
+
+
+def same_masks(seen: Seen) -> bool:
+    """-inf stands where the reference has it, as these suites ask before they compare."""
+    return torch.equal(seen.out == -math.inf, ~seen.visible())
+
+
+def masked(seen: Seen, x: Tensor) -> Tensor:
+    return torch.where(seen.visible(), x.to(torch.float64), 0.0)
+
+
+def cosine(limit: float) -> Callable[[Seen], bool]:
+    return lambda seen: same_masks(seen) and calc_diff(masked(seen, seen.out), masked(seen, seen.unquantised)) < limit
+
+
+def cosine_pair(seen: Seen) -> bool:
+    """1e-3 against the reference of unquantised operands and 5e-6 against that of the quantised ones."""
+    close = calc_diff(masked(seen, seen.out), masked(seen, seen.reference)) < 5e-6
+    return close and cosine(1e-3)(seen)
+
+
+def allclose(absolute: float, relative: float) -> Callable[[Seen], bool]:
+    def rule(seen: Seen) -> bool:
+        out, wanted = masked(seen, seen.out), masked(seen, seen.reference)
+        return bool(((out - wanted).abs() <= absolute + relative * wanted.abs()).all())
+
+    return rule
+
+
+def row_maximum(limit: float) -> Callable[[Seen], bool]:
+    """Largest error of each row over the row's largest magnitude."""
+
+    def rule(seen: Seen) -> bool:
+        out, wanted = masked(seen, seen.out), masked(seen, seen.reference)
+        size = wanted.abs().amax(1).clamp_min(1e-12)
+        return bool(((out - wanted).abs().amax(1) / size <= limit).all())
+
+    return rule
+
+
+def shares(seen: Seen) -> tuple[Tensor, Tensor]:
+    """(overlap, Jaccard) of each row's index sets, float64 [T]; 1 where nothing is to be selected."""
+    found = []
+    for mine, theirs in zip(seen.chosen.tolist(), seen.wanted.tolist(), strict=True):
+        a, b = {x for x in mine if x >= 0}, {x for x in theirs if x >= 0}
+        found.append((len(a & b) / max(1, len(b)) if b else 1.0, len(a & b) / max(1, len(a | b)) if a | b else 1.0))
+    both = torch.tensor(found, dtype=torch.float64).view(-1, 2)
+    return both[:, 0], both[:, 1]
+
+
+def overlap(limit: float) -> Callable[[Seen], bool]:
+    return lambda seen: not len(seen.lens) or float(shares(seen)[0].min()) >= limit
+
+
+def mean_jaccard(limit: float) -> Callable[[Seen], bool]:
+    return lambda seen: not len(seen.lens) or float(shares(seen)[1].mean()) >= limit
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule: name, whose it is, the judgement (True: accepted), and the ops whose results it can look at."""
+
+    name: str
+    owner: str
+    accepts: Callable[[Seen], bool]
+    ops: tuple[str, ...] = ("paged_logits",)
+
+
+SETS = ("paged_logits", "topk")
+RULES = (
+    Rule("cosine 1e-3", "DeepGEMM, vLLM, TensorRT-LLM", cosine(1e-3)),
+    Rule("cosine 1e-3 and 5e-6", "DeepGEMM", cosine_pair),
+    Rule("allclose 5e-5 / 1e-5", "SGLang", allclose(5e-5, 1e-5)),
+    Rule("allclose 1.0 / 0.2", "vLLM", allclose(1.0, 0.2)),
+    Rule("row maximum 1e-2", "aiter and others", row_maximum(1e-2)),
+    Rule("overlap of index sets 0.95", "several", overlap(0.95), SETS),
+    Rule("overlap of index sets 0.9", "several", overlap(0.9), SETS),
+    Rule("mean Jaccard 0.95", "several", mean_jaccard(0.95), SETS),
+)
+
+
+# -------------------------------------------------------------------------------------------------------- measurement
 
 STREAM = 61
 SIZES = {"small": ((2, 2, 100), (1, 1, 64), (3, 1, 160)), "large": ((8, 2, 2048),)}
@@ -105,14 +223,13 @@ def our_case(layout: str, requests: int, next_n: int, mean: int, seed: int) -> C
     )
 
 
-def topk_case(size: str, ours: bool, seed: int) -> Case:
+def topk_case(size: str, ours: bool, seed: int) -> TopkCase:
     """Owners: random scores, lengths above k. Ours: ties, negatives, narrow bands, short rows, stale tails."""
     length = 600 if size == "small" else 4000
     data = ("negative", "narrow", "few")[seed % 3] if ours else "random"
     lengths = ((length, length - 7), (3 if ours else length - 40, length // 2))
-    return Case(
+    return TopkCase(
         lengths=lengths,
-        stage="topk",
         k=256,
         data=data,
         seed=seed,
@@ -129,9 +246,9 @@ def groups_of(layout: str) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for size, shapes in SIZES.items():
         found[f"owners {size}"] = [owners_operands(layout, *shape, seed=i) for i, shape in enumerate(shapes)]
-        found[f"ours {size}"] = [build(our_case(layout, *shape, seed=i)) for i, shape in enumerate(shapes)]
+        found[f"ours {size}"] = [build_logits(our_case(layout, *shape, seed=i)) for i, shape in enumerate(shapes)]
         if size == "large":
-            found["ours large"].append(build(our_case(layout, 8, 2, 1024, seed=2)))
+            found["ours large"].append(build_logits(our_case(layout, 8, 2, 1024, seed=2)))
     return found
 
 
@@ -190,7 +307,7 @@ def refused(call: Callable[..., Any], op: str, layout: str) -> dict[str, list[st
 def _operands(group: str, op: str, layout: str) -> list[Any]:
     if op == "topk":
         whose, size = group.split()
-        return cached(group, lambda: [build(topk_case(size, whose == "ours", seed)) for seed in range(3)])
+        return cached(group, lambda: [build_topk(topk_case(size, whose == "ours", seed)) for seed in range(3)])
     return cached(("groups", layout), lambda: groups_of(layout))[group]
 
 
@@ -212,14 +329,10 @@ def judge_model(id: str) -> tuple[str, dict[str, list[str]]]:
     return id, refused(function(fault), fault.op, fault.layout)
 
 
-def honest(op: str, layout: str) -> dict[str, Callable[..., Any]]:
+def correct_functions(op: str, layout: str) -> dict[str, Callable[..., Any]]:
     """Correct functions: staged float32, our torch path, sequential float32, and the tensor cores' arithmetic."""
     if op == "topk":
-        from impl.topk import topk_to_slots
-
-        return {"staged": staged("topk", layout), "ours": topk_to_slots}
-    from impl import torch_path
-
+        return {"staged": staged("topk", layout), "ours": topk.topk_to_slots}
     model = named_model("sm_90 e4m3" if layout == "fp8" else "sm_90 bf16").arithmetic
 
     def emulated(made: Contract) -> Callable[..., Tensor]:
@@ -231,14 +344,12 @@ def honest(op: str, layout: str) -> dict[str, Callable[..., Any]]:
 
         return call
 
-    import dataclasses
-
     plain = contract("paged_logits", layout)
     return {
         "staged": staged("paged_logits", layout),
         "ours": getattr(torch_path, f"torch_{layout}_paged_mqa_logits"),
         "sequential": emulated(plain),
-        "tensor cores": emulated(dataclasses.replace(plain, arithmetic=model)),
+        "tensor cores": emulated(replace(plain, arithmetic=model)),
     }
 
 
@@ -246,38 +357,33 @@ def judge_correct(which: tuple[str, str, str]) -> tuple[str, dict[str, list[str]
     """The rules that refuse one correct function, by group."""
     torch.set_num_threads(1)
     op, layout, name = which
-    return f"{op} {layout}: {name}", refused(honest(op, layout)[name], op, layout)
+    return f"{op} {layout}: {name}", refused(correct_functions(op, layout)[name], op, layout)
 
 
 def judged_models() -> list[str]:
     """Models that rules of logits or of index sets can look at: no equivalent ones, none that a compiler judges."""
-    return [
-        m.id
-        for m in MODELS
-        if m.op in ("paged_logits", "topk") and not m.equivalent and not {"compile", "route"} & set(m.extra)
-    ]
+    return [m.id for m in MODELS if m.op in SETS and not m.equivalent and not {"compile", "route"} & set(m.extra)]
 
 
-def measure(workers: int | None = None) -> dict[str, Any]:
+def measure() -> dict[str, Any]:
     """Kill rates and false rejections of every rule in every group."""
     started = time.monotonic()
     ids = judged_models()
     correct = [
         (p, layout, n)
         for p, layout in (("paged_logits", "bf16"), ("paged_logits", "fp8"), ("topk", "bf16"))
-        for n in honest(p, layout)
+        for n in correct_functions(p, layout)
     ]
-    count = workers or min(8, os.cpu_count() or 1)
     # Models that build wide or keep memory come from one process each, so that a crash would name itself.
     context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
     models: dict[str, dict[str, list[str]]] = {}
-    with concurrent.futures.ProcessPoolExecutor(count, mp_context=context) as pool:
-        honest_rows = pool.map(judge_correct, correct)
+    with concurrent.futures.ProcessPoolExecutor(min(8, os.cpu_count() or 1), mp_context=context) as pool:
+        correct_rows = pool.map(judge_correct, correct)
         for at, (id, row) in enumerate(pool.map(judge_model, ids, chunksize=4), 1):
             models[id] = row
             if at % 20 == 0:
-                say(f"parity mutants --rules: {at} of {len(ids)} models")
-        good = dict(honest_rows)
+                say(f"{at} of {len(ids)} models")
+        good = dict(correct_rows)
     return {
         "kind": "indexer-parity/rules",
         "format": 1,
@@ -314,10 +420,23 @@ def table(report: dict[str, Any]) -> str:
             share = f"{found['killed'] / max(1, found['models']):.0%}"
             cells.append(share + (f" ({len(found['refused'])} of {found['correct']})" if found["refused"] else ""))
         lines.append(f"| {row['rule']} | {row['owner']} | " + " | ".join(cells) + " |")
-    counts = {p: sum(BY_ID[id].op == p for id in report["models"]) for p in ("paged_logits", "topk")}
-    lines += [
-        "",
-        f"Share of {counts['paged_logits']} logits models killed (rules of index sets: and of {counts['topk']} top-k",
-    ]
-    lines[-1] += " models); in brackets correct functions refused."
-    return "\n".join(lines) + "\n"
+    logits, chosen = (sum(BY_ID[id].op == op for id in report["models"]) for op in SETS)
+    lines += ["", f"Share of {logits} logits models killed (rules of index sets: and of {chosen} top-k models); in"]
+    return "\n".join(lines) + " brackets correct functions refused.\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
+    parser.add_argument("--json", metavar="FILE", help="write the report as JSON too")
+    parser.add_argument("--markdown", metavar="FILE", help="write the table")
+    options = parser.parse_args()
+    report = measure()
+    write_json(options.json, report)
+    if options.markdown:
+        write_text(options.markdown, table(report))
+    print(table(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,16 +4,19 @@ import math
 
 import torch
 
-from parity.faults import rules, rules_run
-from parity.faults.rules import RULES, Seen
+from parity.faults.building import staged
+from parity.faults.catalogue import BY_ID
+from parity.selftest.helpers import tool
 
+rules = tool("acceptance_rules")
+RULES = rules.RULES
 BY_NAME = {rule.name: rule for rule in RULES}
 
 
 def seen(out, wanted, lens=None, chosen=((0,),), right=((0,),)):
     out, wanted = torch.as_tensor(out, dtype=torch.float32), torch.as_tensor(wanted, dtype=torch.float64)
     lens = torch.full((out.shape[0],), out.shape[1]) if lens is None else torch.tensor(lens)
-    return Seen(out, wanted, wanted, lens, torch.tensor(chosen), torch.tensor(right))
+    return rules.Seen(out, wanted, wanted, lens, torch.tensor(chosen), torch.tensor(right))
 
 
 def test_a_global_cosine_loses_power_with_size():
@@ -65,27 +68,19 @@ def test_nan_is_refused_by_every_rule_of_values():
 
 
 def test_owners_operands_are_accepted_from_a_correct_function_and_a_fault_is_refused():
-    from parity.faults.building import function, staged
-    from parity.faults.catalogue import BY_ID
-
     for layout in ("bf16", "fp8"):
-        operands = rules_run.owners_operands(layout, 2, 2, 70, seed=1)
-        good = rules_run.look(staged("paged_logits", layout), operands, ("test", layout), layout)
-        bad = rules_run.look(
-            function(BY_ID["relu-missing"])
-            if layout == "bf16"
-            else staged("paged_logits", layout, None, BY_ID["relu-missing"].change),
-            operands,
-            ("test", layout),
-            layout,
+        operands, key = rules.owners_operands(layout, 2, 2, 70, seed=1), ("test", layout)
+        good, bad = (
+            rules.look(staged("paged_logits", layout, None, change), operands, key, layout)
+            for change in (None, BY_ID["relu-missing"].change)
         )
         assert BY_NAME["cosine 1e-3"].accepts(good) and not BY_NAME["cosine 1e-3"].accepts(bad)
 
 
 def test_the_table_has_a_line_for_every_rule():
-    row = {group: ["cosine 1e-3"] for group in rules_run.GROUPS}
+    row = {group: ["cosine 1e-3"] for group in rules.GROUPS}
     models, correct = {"relu-missing": row}, {"paged_logits bf16: staged": row}
-    rates = [rules_run.rate(rule.name, rule.owner, rule.ops, models, correct) for rule in RULES]
+    rates = [rules.rate(rule.name, rule.owner, rule.ops, models, correct) for rule in RULES]
     report = {"models": models, "correct": correct, "rules": rates}
-    text = rules_run.table(report)
+    text = rules.table(report)
     assert all(rule.name in text for rule in RULES) and "100% (1 of 1)" in text
