@@ -1,5 +1,6 @@
 """Sizes that are counted before anything is built: pages, bytes of pool and operands, and the refusal."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ def test_pool_bytes_cover_what_is_written(text: str) -> None:
     assert written <= pool_bytes(case, count_pages(case)[1], CPU) <= 8 * written
 
 
-ESTIMATES = {
+ESTIMATES: dict[str, Callable[[Any], int]] = {
     "v1 lens=4096x4 heads=64": operand_bytes,
     "v1 stage=topk lens=65536x4 data=random": topk_operand_bytes,
     "v1 stage=store ids=0..4095 pages=128": store_bytes,
