@@ -1,9 +1,10 @@
-"""DeepGEMM's kernel as a card, on a stand-in that computes its logits through a known model."""
+"""DeepGEMM's kernel behind the probe, on a stand-in that computes its logits through a known model."""
 
 import pytest
 import torch
 
 from parity.numerics.arithmetic import Grouped
+from parity.selftest.helpers import seeded
 from parity.tensorcore import probe_deepgemm
 from parity.tensorcore.probe_check import probe
 from parity.tensorcore.probe_deepgemm import HEADS, KEYS, deepgemm_card, main
@@ -29,11 +30,9 @@ def stand_in(model):
 @pytest.mark.parametrize("tiles", [1, 3])
 def test_every_dot_comes_back_with_its_sign(tiles, monkeypatch):
     monkeypatch.setattr(probe_deepgemm, "TILES", 2)
-    card = deepgemm_card(stand_in(MODEL), "cpu")
-    generator = torch.Generator().manual_seed(1)
-    a = card.cast(torch.randn(tiles, KEYS, 128, generator=generator))
-    b = card.cast(torch.randn(tiles, HEADS, 128, generator=generator))
-    got = card.dot(a, b)
+    gpu, generator = deepgemm_card(stand_in(MODEL), "cpu"), seeded(1)
+    a, b = (gpu.cast(torch.randn(tiles, rows, 128, generator=generator)) for rows in (KEYS, HEADS))
+    got = gpu.dot(a, b)
     assert torch.equal(got, MODEL.exact_dot(a, b)) and (got < 0).any() and (got > 0).any()
 
 
@@ -43,7 +42,7 @@ def test_the_probe_finds_the_model_behind_the_logits(model):
     assert finding.model == model, "\n".join(finding.lines())
 
 
-def test_without_a_card_it_says_so(capsys):
+def test_without_a_gpu_it_says_so(capsys):
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     assert main([]) == 2
