@@ -38,7 +38,7 @@ def gate() -> Report:
 
 def better() -> Report:
     """The same gate later: one failure mended, one check slower to its bound, one gone, one new."""
-    mended = {
+    mended: dict[tuple[str, str], dict[str, Any]] = {
         ("mine:logits", "exact"): {"status": Status.PASSED, "ratio": 0.0, "message": "", "repro": ""},
         ("triton-bf16", "ordinary"): {"ratio": 0.41},
     }

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from parity.run import interpreter
+from parity.run.loading import SpecError
 from parity.run.operation import parse_case
-from parity.run.registry import BUILTIN_NAMES, SpecError, builtin, load
+from parity.run.registry import builtin, choose, load
 from parity.run.runner import InProcess
 from parity.run.worker import Worker, search_path
 
@@ -21,13 +22,13 @@ CASE = "v1 lens=65,3 heads=8 seed=2"
 
 def test_every_builtin_is_listed_with_its_contract():
     found = builtin(CPU)
-    assert tuple(found) == BUILTIN_NAMES
+    assert len(found) == 19 and all(name == impl.name for name, impl in found.items())
     assert [impl.layout for impl in found.values()][:4] == ["bf16", "fp8", "bf16", "fp8"]
-    assert found["topk"].stage == "topk" and found["triton-bf16"].contract.batch_invariant
+    assert found["topk"].op == "topk" and not found["topk"].layout and found["triton-bf16"].contract.batch_invariant
 
 
-@pytest.mark.parametrize("name", BUILTIN_NAMES[:4])
-def test_the_route_that_was_asked_for_ran(name):
+@pytest.mark.parametrize("name", list(builtin(CPU))[:4])
+def test_the_route_that_was_chosen_ran(name):
     impl = builtin(CPU)[name]
     if impl.absent:
         pytest.skip(impl.absent)
@@ -38,7 +39,7 @@ def test_the_route_that_was_asked_for_ran(name):
 
 
 def test_a_silent_fallback_is_an_error(monkeypatch):
-    """The dispatcher claims another path than the one asked for."""
+    """The dispatcher claims another path than the chosen one."""
     from impl import dispatch
 
     impl = builtin(CPU)["torch-bf16"]
@@ -75,12 +76,21 @@ def test_wrong_specs_are_one_sentence():
     assert re.search("no module 'no_such_module'", refused("no_such_module:f", "bf16"))
     assert "has no 'nothing'" in refused(f"{FAULTY}:nothing", "bf16")
     assert "expected a function" in refused(f"{FAULTY}:no_function", "bf16")
-    assert "say bf16, fp8 or fp4" in refused(f"{FAULTY}:correct")
+    assert "so say which of the layouts" in refused(f"{FAULTY}:correct")
 
 
 def test_builtin_names_refuse_what_they_are_not():
     assert "reads bf16 pages" in refused("torch-bf16", "fp8")
-    assert "is a logits function" in refused("torch-bf16", None, "topk")
+    assert "is a function of paged_logits" in refused("torch-bf16", None, "topk")
+    assert "op: expected one of paged_logits" in refused("torch-bf16", None, "scores")
+
+
+def test_builtins_are_chosen_by_operation_and_layout():
+    assert list(choose(CPU, None, "fp8")) == ["torch-fp8", "triton-fp8"], "a layout without an operation means logits"
+    assert list(choose(CPU, "topk", "bf16")) == ["topk"], "top-k has no pages, so any layout leaves it"
+    assert {impl.layout for impl in choose(CPU, "store", "fp4").values()} == {"fp4"}
+    with pytest.raises(SpecError, match="operation compressor"):
+        choose(CPU, "compressor", None)
 
 
 def test_a_broken_import_is_named(tmp_path):
@@ -106,7 +116,7 @@ def test_contract_file_and_attribute(tmp_path):
     file.write_text("layout = 7\n")
     assert "layout" in refused(f"{FAULTY}:correct", contract_path=str(file))
     assert "cannot be read" in refused(f"{FAULTY}:correct", contract_path=str(tmp_path / "none.toml"))
-    assert load(f"{FAULTY}:topk_correct").stage == "topk"
+    assert load(f"{FAULTY}:topk_correct").op == "topk"
 
 
 def test_a_contract_for_other_devices_makes_it_absent(tmp_path):
