@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from parity.numerics.arithmetic import IEEE, Grouped
-from parity.tensorcore.probe_search import RANGES, DotUnit, Decision, search
+from parity.tensorcore.probe_search import RANGES, Decision, DotUnit, search
 
 DISTRIBUTIONS = ("gaussian", "heavy-tailed", "positive", "few terms", "cancellation")
 SUBNORMAL = "subnormal"
@@ -174,7 +174,9 @@ def draw(unit: DotUnit, distribution: str, tiles: int, seed: int) -> tuple[torch
     return unit.cast(a), unit.cast(b)
 
 
-def _compare(unit: DotUnit, model: Grouped, tiles: int, seed: int, *, ratio: bool = True) -> tuple[dict[str, int], float]:
+def _compare(
+    unit: DotUnit, model: Grouped, tiles: int, seed: int, *, ratio: bool = True
+) -> tuple[dict[str, int], float]:
     """(mismatches by distribution, worst error over the ieee bound, 0 without ``ratio``).
 
     The ratio needs a matrix product in float64, and so the start of a whole library: too long for a quick check."""

@@ -166,7 +166,9 @@ def _kept(trials: Trials, decided: list[Decision]) -> int:
     """A large product, a small one at each distance, and the large one taken away again, side by side in one group."""
     top, furthest = 2.0**trials.range.top, min(40, trials.range.distance)
     distances = range(1, furthest + 1)
-    answers = trials.run([[trials.product(0, top), trials.product(1, top * 2.0**-d), trials.product(2, -top)] for d in distances])
+    answers = trials.run(
+        [[trials.product(0, top), trials.product(1, top * 2.0**-d), trials.product(2, -top)] for d in distances]
+    )
     kept = 0
     for distance, answer in zip(distances, answers, strict=True):
         if answer != top * 2.0**-distance:
@@ -187,7 +189,10 @@ def _group(trials: Trials, kept: int, decided: list[Decision]) -> int:
         return depth
     places = range(2, depth - 1)
     answers = trials.run(
-        [[trials.product(0, small), trials.product(1, small), trials.product(j, top), trials.product(j + 1, -top)] for j in places]
+        [
+            [trials.product(0, small), trials.product(1, small), trials.product(j, top), trials.product(j + 1, -top)]
+            for j in places
+        ]
     )
     for place, answer in zip(places, answers, strict=True):
         if answer != 0:
@@ -218,7 +223,9 @@ def _cut_direction(trials: Trials, kept: int, decided: list[Decision]) -> str:
     unit = top * 2.0**-kept
     wanted = [0.25, 0.5, 0.75, 1.25, 1.5, 1.75]
     parts = [sign * part for part in wanted for sign in (1, -1) if _representable(trials, part * unit)]
-    answers = trials.run([[trials.product(0, top), trials.product(1, x * unit), trials.product(2, -top)] for x in parts])
+    answers = trials.run(
+        [[trials.product(0, top), trials.product(1, x * unit), trials.product(2, -top)] for x in parts]
+    )
     seen = {x: answer / unit for x, answer in zip(parts, answers, strict=True)}
     down = any(x < 0 and value < x for x, value in seen.items())
     shown = ", ".join(f"{x:g} -> {value:g}" for x, value in seen.items())
@@ -244,7 +251,9 @@ def _final(trials: Trials, kept: int, group: int, decided: list[Decision]) -> in
     start = trials.unit.depth - group if group < trials.unit.depth else 0
     carries = [m for m in range(6) if 2**m < min(group, trials.unit.depth)]
     pairs = [(m, d) for m in carries for d in range(1, kept + 1)]
-    answers = trials.run([[*_ones(trials, start, m, top), trials.product(start + 2**m, top * 2.0**-d)] for m, d in pairs])
+    answers = trials.run(
+        [[*_ones(trials, start, m, top), trials.product(start + 2**m, top * 2.0**-d)] for m, d in pairs]
+    )
     seen = {m + d for (m, d), answer in zip(pairs, answers, strict=True) if answer - top * 2**m == top * 2.0**-d}
     lost = {m + d for m, d in pairs} - seen
     final = 0
@@ -309,7 +318,14 @@ def _subnormals(trials: Trials, kept: int, product_exponent: str, decided: list[
         decided.append(Decision("subnormals", "minimum", "beside a subnormal leader its last kept unit is lost"))
         return "minimum"
     (answer,) = trials.run(
-        [[trials.product(0, 2.0**normal), (1, *_split(trials, small)), trials.product(2, -(2.0**normal)), (3, 0.0, 2.0**high)]]
+        [
+            [
+                trials.product(0, 2.0**normal),
+                (1, *_split(trials, small)),
+                trials.product(2, -(2.0**normal)),
+                (3, 0.0, 2.0**high),
+            ]
+        ]
     )
     value = "minimum" if answer == small else "minimum, zeros too"
     fate = "is nothing" if answer == small else "leads a group too"
