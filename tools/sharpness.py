@@ -91,9 +91,9 @@ def from_dots(operands: Any, dots: Dots, imprecise: bool) -> torch.Tensor:
 
 def gpu_dots(device: torch.device) -> Dots:
     """Dots [H, S] of e4m3 q [H, 128] and keys [S, 128] from the GPU's own instruction; S a multiple of 128."""
-    from parity.tensorcore.probe_kernel import triton_gpu
+    from parity.tensorcore.probe_kernel import triton_unit
 
-    units = {mode: triton_gpu("e4m3", device, imprecise=32 if mode else None) for mode in (False, True)}
+    units = {mode: triton_unit("e4m3", device, imprecise=32 if mode else None) for mode in (False, True)}
 
     def dots(q: torch.Tensor, keys: torch.Tensor, imprecise: bool) -> torch.Tensor:
         tiles = keys.contiguous().view(torch.uint8).view(-1, 128, 128).view(keys.dtype)
