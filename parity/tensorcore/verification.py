@@ -44,21 +44,9 @@ class Verification:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON types only; ``from_dict`` reads it back."""
-        return {
-            "mode": self.mode,
-            "cuda": self.cuda,
-            "seconds": round(self.seconds, 3),
-            "models": [
-                {
-                    "name": model.name,
-                    "model": str(model.model),
-                    "verified": model.verified,
-                    "dots": model.dots,
-                    "mismatches": model.mismatches,
-                }
-                for model in self.models
-            ],
-        }
+        names = ("name", "verified", "dots", "mismatches")
+        models = [{n: getattr(each, n) for n in names} | {"model": str(each.model)} for each in self.models]
+        return {"mode": self.mode, "cuda": self.cuda, "seconds": round(self.seconds, 3), "models": models}
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Verification:
