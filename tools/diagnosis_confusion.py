@@ -49,7 +49,7 @@ def measurable() -> list[str]:
 
 
 def planted(fault: Fault) -> Callable[..., Any]:
-    """The faulty function with sums in another order where the fault leaves them alone; its memory is empty."""
+    """The faulty function with sums in another order where the fault does not touch them; its memory is empty."""
     change = REORDERED.get(fault.op, {}) | dict(fault.change)
     function = staged(fault.op, fault.layout, fault.extra.get("contract"), change)
     return function if fault.wrap is None else fault.wrap(function)

@@ -12,7 +12,7 @@ from typing import Any
 
 from parity import results
 from parity.build import compile_kernels, compile_store, golden
-from parity.build.rows import STATUSES, STORE, Row
+from parity.build.rows import STATUSES, Row
 from parity.command import refuse_in_ci
 from parity.golden import stored
 from parity.vocabulary import SEVERITY, Status
@@ -64,14 +64,11 @@ def rows_of_gate(quick: bool, fixtures: str | None) -> tuple[list[results.Row], 
 
 def added_up(rows: Sequence[Row]) -> list[results.Row]:
     """The worst configuration stands for its implementation and architecture."""
-    grouped: dict[tuple[str, str, int], list[Row]] = {}
+    grouped: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
-        store = row["kernel"] == STORE
-        mode = str(row.get("config") or "").partition(" ")[0].replace("_", "-")
-        name = f"store-{mode}".rstrip("-") if store else f"triton-{row['layout']}"
-        grouped.setdefault((name, "store" if store else "paged_logits", row["arch"]), []).append(row)
+        grouped.setdefault((row["implementation"], row["arch"]), []).append(row)
     found = []
-    for (name, op, arch), group in grouped.items():
+    for (name, arch), group in grouped.items():
         worst = min(group, key=lambda row: SEVERITY.index(row["status"]))
         passed = worst["status"] == Status.PASSED
         found.append(
@@ -81,8 +78,8 @@ def added_up(rows: Sequence[Row]) -> list[results.Row]:
                 f"compile sm_{arch}",
                 Status(worst["status"]),
                 examples=sum(row["status"] in (Status.PASSED, Status.FAILED) for row in group),
-                op=op,
-                layout=worst.get("layout"),
+                op=worst["op"],
+                layout=worst["layout"],
                 message="" if passed else f"{worst.get('config') or ''}: {worst['reason']}".removeprefix(": "),
                 repro=f"parity compile --arch {arch}",
                 arch=f"sm_{arch}",

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from impl import cache, configs
-from parity.build.rows import QUICK, UNKNOWN, Row, row
+from parity.build.rows import QUICK, UNKNOWN, Row, kernel_row
 from parity.build.triton_child import about
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,8 +51,7 @@ def kernel_rows(
         for layout in layouts:
             status, reason = _obstacle(arch, layout)
             if reason:
-                shown = [f"{kernel} {layout}" for kernel in ("decode", "prefill")]
-                rows.append(row(arch, "", layout, status, reason, shown=shown))
+                rows.append(kernel_row(arch, "", layout, status, reason))
                 continue
             wanted += [(arch, c) for count in heads for c in configs.configurations(arch, layout, count)]
     # Named before anything is compiled: a source that changes meanwhile must not own these results.

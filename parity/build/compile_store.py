@@ -11,9 +11,8 @@ from impl.configs import SHARED_LIMIT_KIB
 from impl.fused_store import LANES, SMALL_LANES
 from impl.store_compile import ELEMENTS, Variant, compile_variants, kept, missing, nvrtc_version
 from impl.store_modes import MODES
-from parity.build.rows import QUICK, UNKNOWN, Row, row
+from parity.build.rows import QUICK, UNKNOWN, Row, store_row
 
-KERNEL = "store"
 FIGURES = ("registers", "spill_stores", "spill_loads", "shared")
 SHORT = {"float32": "f32", "bfloat16": "b16"}
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
@@ -55,7 +54,7 @@ def store_rows(arches: Sequence[int], *, use_cache: bool = True, quick: bool = F
 
 def _whole(arch: int, status: str, reason: str) -> Row:
     """The row that stands for all instantiations."""
-    return row(arch, KERNEL, "store", status, reason, config="fused store", shown=["store"])
+    return store_row(arch, "", "store", status, reason)
 
 
 def _compiled(arch: int, use_cache: bool) -> list[Row]:
@@ -82,8 +81,8 @@ def _compiled(arch: int, use_cache: bool) -> list[Row]:
         figures = {key: used[key] for key in FIGURES} if used else {}
         name = variant.mode.name.removeprefix("store_")
         config = f"{name} {SHORT[variant.pooled]}/{SHORT[variant.weight]} x{variant.lanes}"
-        status, more = "failed" if reason else "passed", {"config": config, "shown": [f"store {name}"]}
-        rows.append(row(arch, KERNEL, variant.mode.layout, status, reason, **more, **about, **figures))
+        status = "failed" if reason else "passed"
+        rows.append(store_row(arch, config, variant.mode.layout, status, reason, **about, **figures))
     rows[0]["seconds"] = round(time.perf_counter() - started, 2)
     return rows
 

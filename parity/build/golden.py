@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from impl.store_modes import MODES
-from parity.build.rows import STORE, Row, row
+from parity.build.rows import Row, kernel_row, store_row
 from parity.command import CommandError
 from parity.golden import changes, stored
 from parity.golden.stored import StoredError
@@ -123,17 +123,19 @@ def _compare(rows: list[Row], mine: Mapping[str, Row], golden: Golden, path: Pat
     for key in sorted(key for key in golden.keys() - listed if key.split()[0] in arches):
         arch, config = key.split(" ", 1)
         reason = f"{path.name} lists it but nothing is called so any more; to accept: {REPAIR}"
-        rows.append(row(int(arch[3:]), *_kernel_and_layout(config), "failed", reason, config=config))
+        rows.append(_gone(int(arch[3:]), config, reason))
         wrong.append(f"  {key}: gone")
     return [f"{path.name}: {len(mine):,} compared, {len(wrong)} not as recorded", *wrong]
 
 
-def _kernel_and_layout(config: str) -> tuple[str, str]:
-    """Of a configuration that has only its name left: `decode-bf16-h64-...`, or `fp8_fused f32/f32 x8` of the store."""
+def _gone(arch: int, config: str, reason: str) -> Row:
+    """The row of a configuration that has only its name left: `decode-bf16-h64-...`, or `fp8_fused f32/f32 x8` of the
+    store."""
     if "/" in config:
-        return STORE, {mode.name: mode.layout for mode in MODES}.get(f"store_{config.split()[0]}", "")
+        layouts = {mode.name: mode.layout for mode in MODES}
+        return store_row(arch, config, layouts.get(f"store_{config.split()[0]}", ""), "failed", reason)
     kernel, layout, *_ = [*config.split("-"), ""]
-    return kernel, layout
+    return kernel_row(arch, kernel, layout, "failed", reason, config=config)
 
 
 def _foreign(compiler: str, mine: Mapping[str, Row], folder: Path) -> list[str]:

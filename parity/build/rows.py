@@ -9,24 +9,34 @@ Row = dict[str, Any]
 # What a quick run compiles if it has to; it takes the other architectures from the cache.
 QUICK = 120
 UNKNOWN = "not compiled here yet: `parity compile` does"
-STORE = "store"  # the kernel that is no logits kernel
 STATUSES = ("passed", "failed", "unsupported", "not run")
 
 
-def row(arch: int, kernel: str, layout: str, status: str, reason: str = "", **more: Any) -> Row:
-    """A row: compute capability, kernel and layout, status and its reason, and what else is known.
+def kernel_row(arch: int, kernel: str, layout: str, status: str, reason: str = "", **more: Any) -> Row:
+    """A row of a Triton kernel: compute capability, kernel (empty: all of the layout), status and its reason.
 
+    implementation, op    whose kernel it is, as a gate's report names it
     config, heads         the configuration
     shown                 names under which the matrix shows it
     registers, spill_stores, spill_loads, shared, shared_limit (bytes), instruction, head_order, compiler, seconds,
     cached                what compiling it gave
     """
-    fields = {"arch": arch, "kernel": kernel, "layout": layout, "shown": [f"{kernel} {layout}"]}
-    return fields | more | {"status": status, "reason": reason}
+    shown = [f"{name} {layout}" for name in ([kernel] if kernel else ["decode", "prefill"])]
+    about = {"arch": arch, "kernel": kernel, "layout": layout, "implementation": f"triton-{layout}"}
+    return about | {"op": "paged_logits", "shown": shown} | more | {"status": status, "reason": reason}
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as aligned text, one line a configuration."""
+def store_row(arch: int, config: str, layout: str, status: str, reason: str = "", **more: Any) -> Row:
+    """The same of the store; its configurations begin with the mode's name (none: all instantiations)."""
+    mode = config.partition(" ")[0]
+    name = f"store-{mode}".replace("_", "-").rstrip("-")
+    about = {"arch": arch, "kernel": "store", "layout": layout, "implementation": name, "op": "store"}
+    about |= {"config": config or "fused store", "shown": [f"store {mode}".rstrip()]}
+    return about | more | {"status": status, "reason": reason}
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as aligned text, one line per configuration."""
     names = [str(row.get("config", row["layout"])) for row in rows]
     wide = max([len(name) for name in names] + [13]) + 2
     code = max([len(row.get("instruction", "")) for row in rows] + [11]) + 2
@@ -42,7 +52,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def matrix(rows: Iterable[dict[str, Any]]) -> str:
+def matrix(rows: Iterable[Row]) -> str:
     """Kernels down, architectures across, the worst status of each: the table at a glance."""
     order = ("failed", "not run", "unsupported", "passed")
     cells: dict[str, dict[int, str]] = {}

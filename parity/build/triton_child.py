@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from impl import configs
-from parity.build.rows import Row, row
+from parity.build.rows import Row, kernel_row
 from parity.pages.layout import find
 
 _DIVISIBLE = [["tt.divisibility", 16]]
@@ -61,7 +61,7 @@ def compile_one(arch: int, config: configs.Config) -> Row:
 
 def about(arch: int, config: configs.Config, status: str = "passed", reason: str = "") -> Row:
     """The row of a configuration without what compiling it gives."""
-    return row(arch, config.kernel, config.layout, status, reason, config=str(config), heads=config.heads)
+    return kernel_row(arch, config.kernel, config.layout, status, reason, config=str(config), heads=config.heads)
 
 
 def _number(pattern: str, text: str) -> int:

@@ -214,38 +214,38 @@ def as_json(found: Finding) -> Row:
 
 def lines(found: Finding) -> list[str]:
     """The finding in words."""
-    told = [f"no diagnosis: {found.obstacle}"] if found.obstacle else _ranking(found)
+    said = [f"no diagnosis: {found.obstacle}"] if found.obstacle else _ranking(found)
     if found.sentences:
-        told += ["pattern:", *(f"  {sentence}" for sentence in found.sentences)]
+        said += ["pattern:", *(f"  {sentence}" for sentence in found.sentences)]
     if found.separating:
-        told.append(f"the smallest input that tells the best two apart: {found.separating}")
-    return told
+        said.append(f"the smallest input that tells the best two apart: {found.separating}")
+    return said
 
 
 def _ranking(found: Finding) -> list[str]:
     best = found.best[0]
-    told = []
+    said = []
     if found.unsteady:
-        told.append("two runs on the same operands differ: a race, or memory kept between calls")
+        said.append("two runs on the same operands differ: a race, or memory kept between calls")
     if best.correct and best.explains:
-        told.append("on this input the result is that of a correct implementation")
+        said.append("on this input the result is that of a correct implementation")
     elif found.explained:
-        told.append(f"first bad step: {best.faults[0].step}")
+        said.append(f"first bad step: {best.faults[0].step}")
         equal = len(found.best) > 1
-        told.append("explained by, indistinguishable here:" if equal else "explained by:")
-        told += [_line(each) for each in found.best[:SHOWN]]
+        said.append("explained by, indistinguishable here:" if equal else "explained by:")
+        said += [_line(each) for each in found.best[:SHOWN]]
         named = {CORRECT.id, *(each.name for each in found.best)}
         others = [each for each in found.ranked if each.name not in named][:3]
-        told.append("next:")
-        told += [_line(each) + (": ruled out by a further case" if each.explains else "") for each in others]
+        said.append("next:")
+        said += [_line(each) + (": ruled out by a further case" if each.explains else "") for each in others]
     else:
-        told.append("no single fault of the catalogue explains it; the nearest:")
-        told += [_line(each) for each in found.ranked[:SHOWN]]
+        said.append("no single fault of the catalogue explains it; the nearest:")
+        said += [_line(each) for each in found.ranked[:SHOWN]]
         if found.pairs and found.pairs[0].distance.key < found.ranked[0].distance.key:
             least = found.pairs[0].distance.wrong
-            told.append("two faults at once:")
-            told += [_line(each) for each in found.pairs[:SHOWN] if each.distance.wrong == least]
-    return told
+            said.append("two faults at once:")
+            said += [_line(each) for each in found.pairs[:SHOWN] if each.distance.wrong == least]
+    return said
 
 
 def _line(each: Explanation) -> str:

@@ -75,7 +75,7 @@ def killed(found: Row | Verdict) -> bool:
     return found.status in (Status.FAILED, Status.ERROR) and found.grounds.evidence
 
 
-def score(id: str, profile: Profile | None = None, *, full: bool = False) -> Row:
+def score(id: str, profile: Profile | None = None, full: bool = False) -> Row:
     """One model's row: which check of which level killed it, after how many examples, and the minimal case.
 
     `full` goes on to the next level after a kill. Ids of CORRECT name the correct implementations.

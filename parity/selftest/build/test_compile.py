@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,7 @@ from impl.checks import Unsupported
 from parity.build import compile as gate
 from parity.build import compile_kernels, compile_store, golden
 from parity.build.compile_kernels import kernel_rows, key_of
-from parity.build.rows import row as row_of
-from parity.build.rows import table
+from parity.build.rows import kernel_row, store_row, table
 from parity.build.triton_child import head_order, instruction
 from parity.cli import main as cli
 from parity.golden import stored
@@ -164,7 +164,14 @@ def test_the_matrix_instruction_is_read_from_ptx(ptx, wanted):
     assert instruction(ptx) == wanted
 
 
-ROW = {"arch": 90, "config": "decode-x", "kernel": "decode", "layout": "bf16", "status": "passed", "reason": ""}
+ROW: dict[str, Any] = {
+    "arch": 90,
+    "config": "decode-x",
+    "kernel": "decode",
+    "layout": "bf16",
+    "status": "passed",
+    "reason": "",
+}
 ROW |= {"registers": 9, "spill_stores": 0, "spill_loads": 0, "shared": 1024, "shared_limit": 2048}
 ROW |= {"compiler": "triton 3.9.0", "instruction": "wgmma m64n64k16 bf16"}
 
@@ -174,7 +181,7 @@ def rows_given(monkeypatch):
     """Replaces what the compilers would say about the kernels; the store has no rows."""
 
     def give(**fields):
-        monkeypatch.setattr(compile_kernels, "kernel_rows", lambda arches, **_: [row_of(**ROW | fields)])
+        monkeypatch.setattr(compile_kernels, "kernel_rows", lambda arches, **_: [kernel_row(**ROW | fields)])
 
     monkeypatch.setattr(compile_store, "store_rows", lambda arches, **_: [])
     monkeypatch.delenv("CI", raising=False)
@@ -305,3 +312,22 @@ def test_quick_compiles_for_one_architecture_and_takes_the_rest_from_the_cache(m
         (120, "passed", True),
     }
     assert asked[2] == []
+
+
+def test_a_gate_has_one_row_per_implementation_and_architecture():
+    rows = [
+        kernel_row(90, "decode", "fp8", "passed", config="a"),
+        kernel_row(90, "prefill", "fp8", "failed", "spills 8 bytes", config="b"),
+        kernel_row(80, "", "fp8", "unsupported", "no e4m3"),
+        store_row(90, "fp4_fused f32/f32 x8", "fp4", "passed"),
+        store_row(90, "", "store", "not run", "no compiler"),
+    ]
+    found = {(row.implementation, row.check): row for row in gate.added_up(rows)}
+    assert {key: (row.status, row.examples, row.message) for key, row in found.items()} == {
+        ("triton-fp8", "compile sm_90"): ("failed", 2, "b: spills 8 bytes"),
+        ("triton-fp8", "compile sm_80"): ("unsupported", 0, "no e4m3"),
+        ("store-fp4-fused", "compile sm_90"): ("passed", 1, ""),
+        ("store", "compile sm_90"): ("not run", 0, "fused store: no compiler"),
+    }
+    assert found["triton-fp8", "compile sm_90"].repro == "parity compile --arch 90"
+    assert {row.op for row in found.values()} == {"paged_logits", "store"}

@@ -69,15 +69,19 @@ def test_a_description_that_cannot_be_read_is_refused(text):
 
 def test_a_description_becomes_the_fields_of_a_model():
     models, fault = model.collector("store")
+
+    def same(function):
+        return function
+
     fault("x-1 (quant, bytes): read as [heads, rows] [o/r.x#1, o/s#22]", layout="fp8", contract={"scale": "pow2"}).by(
         codes=abs, equivalent="none"
     )
-    fault("y (a-b, rows): read as [heads, rows]").by(wrap=abs)
+    fault("y (a-b, rows): read as [heads, rows]").by(wrap=same)
     x, y = models
     assert (x.id, x.step, x.kind, x.sentence) == ("x-1", "quant", "bytes", "read as [heads, rows]")
     assert (x.report, x.op, x.layout, x.equivalent) == ("o/r.x#1, o/s#22", "store", "fp8", "none")
     assert (x.change, x.extra) == ({"codes": abs}, {"contract": {"scale": "pow2"}})
-    assert (y.sentence, y.report, y.layout, y.change, y.wrap) == ("read as [heads, rows]", "", "bf16", {}, abs)
+    assert (y.sentence, y.report, y.layout, y.change, y.wrap) == ("read as [heads, rows]", "", "bf16", {}, same)
 
 
 @pytest.mark.parametrize("fault", catalogue.MODELS, ids=lambda fault: fault.id)

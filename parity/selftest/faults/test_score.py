@@ -6,7 +6,7 @@ import pytest
 
 from parity.cli import main as cli
 from parity.domain.profiles import profile
-from parity.faults import catalogue, mutants, score
+from parity.faults import catalogue, launches, mutants, score
 from parity.ops.check import checks_of
 from parity.ops.fault import Fault
 from parity.results import MUTANTS, Report
@@ -128,12 +128,10 @@ def test_the_catalogue_is_printed(capsys):
 
 
 def test_the_row_of_a_launch_that_a_compiler_refuses(monkeypatch):
-    from parity.build import compile as compiling
-
     row = {"status": "failed", "shared": 131072, "shared_limit": 101376, "reason": "too large"}
-    monkeypatch.setattr(compiling, "_compile_in_children", lambda wanted, timeout: {"key": row})
+    monkeypatch.setattr(launches, "compile_in_children", lambda wanted, timeout: {"key": row})
     assert score.score("tile-128-kib").facts["outcome"] == "killed"
-    monkeypatch.setattr(compiling, "_compile_in_children", lambda wanted, timeout: {"key": {"status": "passed"}})
+    monkeypatch.setattr(launches, "compile_in_children", lambda wanted, timeout: {"key": {"status": "passed"}})
     assert score.score("tile-128-kib").facts["outcome"] == "survived"
 
 

@@ -55,7 +55,7 @@ def folder(made, tmp_path, monkeypatch) -> Path:
 
 def logits_of(function, name="own") -> Implementation:
     """A bf16 implementation in this process."""
-    return Implementation(name, "logits", "bf16", Contract.default("bf16", "cpu"), function)
+    return Implementation(name, "paged_logits", "bf16", Contract.default("bf16", "cpu"), function)
 
 
 def rows_of(place, *targets, names=()):
@@ -63,20 +63,20 @@ def rows_of(place, *targets, names=()):
 
 
 def bad(rows):
-    return [row for row in rows if row["status"] != "passed"]
+    return [row for row in rows if row.status != "passed"]
 
 
 def test_accepted_goldens_pass_for_a_correct_implementation(folder):
-    topk = Implementation("topk", "topk", "bf16", Contract.default("bf16", "cpu", stage="topk"), topk_to_slots)
+    topk = Implementation("topk", "topk", "", Contract.from_dict({"op": "topk"}, "cpu"), topk_to_slots)
     rows = rows_of(folder, logits_of(torch_bf16_paged_mqa_logits), topk)
     assert bad(rows) == []
-    assert {(row["implementation"], row["check"]) for row in rows} == {
+    assert {(row.implementation, row.check) for row in rows} == {
         *(("reference", name) for name in SMALL),
         ("own", "bf16-small"),
         ("own", "bf16-whole"),
         ("topk", "topk-small"),
     }
-    ratios = {row["check"]: row.get("worst_ratio") for row in rows if row["implementation"] == "own"}
+    ratios = {row.check: row.ratio for row in rows if row.implementation == "own"}
     assert ratios["bf16-small"] is not None
 
 
@@ -107,8 +107,8 @@ def shape(**named):
 )
 def test_a_wrong_implementation_is_rejected(folder, function, status):
     rows = bad(rows_of(folder, logits_of(function), names=["bf16-small"]))
-    assert [(row["implementation"], row["status"]) for row in rows] == [("own", status)]
-    assert "parity golden verify bf16-small" in rows[0]["repro"]
+    assert [(row.implementation, row.status) for row in rows] == [("own", status)]
+    assert "parity golden verify bf16-small" in rows[0].repro
 
 
 def test_a_wrong_selection_is_rejected(folder):
@@ -117,14 +117,14 @@ def test_a_wrong_selection_is_rejected(folder):
         slots[:, 1], positions[:, 1] = slots[:, 0], positions[:, 0]
         return slots, positions
 
-    target = Implementation("topk", "topk", "bf16", Contract.default("bf16", "cpu", stage="topk"), twice)
-    assert [row["status"] for row in bad(rows_of(folder, target))] == ["failed"]
+    target = Implementation("topk", "topk", "", Contract.from_dict({"op": "topk"}, "cpu"), twice)
+    assert [row.status for row in bad(rows_of(folder, target))] == ["failed"]
 
 
 def test_an_absent_implementation_is_not_run_by_name(folder):
     target = replace(logits_of(None), absent="no card here")
     rows = bad(rows_of(folder, target))
-    assert {(row["status"], row["message"]) for row in rows} == {("not run", "no card here")}
+    assert {(row.status, row.message) for row in rows} == {("not run", "no card here")}
 
 
 def corrupt(path: Path) -> None:
@@ -164,9 +164,9 @@ def foreign(path: Path) -> None:
 def test_a_spoilt_file_is_an_error_that_names_it(folder, spoil, part):
     spoil(folder / "bf16-small.safetensors")
     rows = bad(rows_of(folder, logits_of(torch_bf16_paged_mqa_logits)))
-    assert [(row["check"], row["status"]) for row in rows] == [("bf16-small", "error")]
-    assert part in rows[0]["message"]
-    assert "bf16-small.safetensors" in rows[0]["message"]
+    assert [(row.check, row.status) for row in rows] == [("bf16-small", "error")]
+    assert part in rows[0].message
+    assert "bf16-small.safetensors" in rows[0].message
 
 
 def rewrite(folder: Path, name: str, change, metadata=None) -> None:
@@ -202,8 +202,8 @@ def nudge(key: str, step: float):
 def test_a_golden_that_its_case_does_not_give_is_rejected(folder, key, step):
     rewrite(folder, "bf16-small", nudge(key, step))
     rows = bad(rows_of(folder))
-    assert [(row["check"], row["status"]) for row in rows] == [("bf16-small", "failed")]
-    assert rows[0]["message"].startswith(f"{key}: ")
+    assert [(row.check, row.status) for row in rows] == [("bf16-small", "failed")]
+    assert rows[0].message.startswith(f"{key}: ")
 
 
 def test_exact_results_may_differ_by_float64_rounding_and_no_more(folder):
@@ -222,17 +222,17 @@ def test_the_row_by_row_evaluation_is_the_oracles(folder):
 
 def test_missing_and_unknown_parts_are_named(folder):
     rewrite(folder, "bf16-small", lambda tensors: tensors.pop("bound"))
-    assert "unknown parts: bound" in bad(rows_of(folder))[0]["message"]
+    assert "unknown parts: bound" in bad(rows_of(folder))[0].message
 
 
 def test_a_golden_of_another_format_is_named(folder):
     rewrite(folder, "bf16-small", lambda tensors: None, {"format": "9", "case": SMALL["bf16-small"]})
-    assert "golden format '9'" in bad(rows_of(folder))[0]["message"]
+    assert "golden format '9'" in bad(rows_of(folder))[0].message
 
 
 def test_a_golden_of_another_case_is_named(folder):
     rewrite(folder, "bf16-small", lambda tensors: None, {"case": "v1 lens=1"})
-    assert "holds the case 'v1 lens=1'" in bad(rows_of(folder))[0]["message"]
+    assert "holds the case 'v1 lens=1'" in bad(rows_of(folder))[0].message
 
 
 def test_unused_missing_stray_and_pending_files_fail(folder, monkeypatch):
@@ -241,13 +241,13 @@ def test_unused_missing_stray_and_pending_files_fail(folder, monkeypatch):
     )
     (folder / "left.txt").write_text("x")
     (folder / "old.pending.safetensors").write_text("x")
-    rows = {row["check"]: row for row in bad(rows_of(folder))}
-    assert "unused golden" in rows["topk-small"]["message"]
-    assert "has no golden" in rows["new"]["message"]
-    assert "made from another case" in rows["bf16-whole"]["message"]
-    assert "the manifest does not list it" in rows["left.txt"]["message"]
-    assert "pending" in rows["old.pending.safetensors"]["message"]
-    assert {row["status"] for row in rows.values()} == {"failed"}
+    rows = {row.check: row for row in bad(rows_of(folder))}
+    assert "unused golden" in rows["topk-small"].message
+    assert "has no golden" in rows["new"].message
+    assert "made from another case" in rows["bf16-whole"].message
+    assert "the manifest does not list it" in rows["left.txt"].message
+    assert "pending" in rows["old.pending.safetensors"].message
+    assert {row.status for row in rows.values()} == {"failed"}
 
 
 @pytest.mark.parametrize(
@@ -263,9 +263,9 @@ def test_unused_missing_stray_and_pending_files_fail(folder, monkeypatch):
 def test_a_bad_manifest_is_an_error_that_names_it(folder, text, part):
     (folder / "manifest.json").write_text(text)
     rows = rows_of(folder)
-    assert [(row["check"], row["status"]) for row in rows] == [("manifest", "error")]
-    assert part in rows[0]["message"]
-    assert "manifest.json" in rows[0]["message"]
+    assert [(row.check, row.status) for row in rows] == [("manifest", "error")]
+    assert part in rows[0].message
+    assert "manifest.json" in rows[0].message
 
 
 @pytest.mark.parametrize("file", ["../x.safetensors", "/etc/passwd"])

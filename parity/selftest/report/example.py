@@ -38,7 +38,7 @@ def gate() -> Report:
 
 def better() -> Report:
     """The same gate later: one failure mended, one check slower to its bound, one gone, one new."""
-    mended = {
+    mended: dict[tuple[str, str], dict[str, Any]] = {
         ("mine:logits", "exact"): {"status": Status.PASSED, "ratio": 0.0, "message": "", "repro": ""},
         ("triton-bf16", "ordinary"): {"ratio": 0.41},
     }
@@ -68,7 +68,7 @@ def swept() -> dict[str, Any]:
 
 @cache
 def remembered() -> dict[str, Any]:
-    """A sweep of memory, with one point as a card would have measured it."""
+    """A sweep of memory, with one point as a GPU would have measured it."""
     import torch
 
     report = sweep_memory.sweep(torch.device("cpu"))

@@ -34,6 +34,8 @@ def test_builtins_are_chosen_by_operation_and_layout():
     assert tuple(choose(CPU, None, "fp8")) == tuple(choose(CPU, "paged_logits", "fp8")) == KERNELS[1::2]
     assert tuple(choose(CPU, "topk", "fp8")) == ("topk",)
     assert {impl.layout for impl in choose(CPU, "store", "fp4").values()} == {"fp4"}
+    with pytest.raises(SpecError, match="no built-in implementation of compressor"):
+        choose(CPU, "compressor", None)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -93,6 +95,7 @@ def test_wrong_specs_are_one_sentence():
 def test_builtin_names_refuse_what_they_are_not():
     assert "reads bf16 pages" in refused("torch-bf16", "fp8")
     assert "is a function of paged_logits, got topk" in refused("torch-bf16", None, "topk")
+    assert "op: expected one of paged_logits" in refused("torch-bf16", None, "scores")
 
 
 def test_a_broken_import_is_named(tmp_path):

@@ -17,7 +17,7 @@ MODELS, fault = collector("paged_logits")
 
 
 def counted(c: Call, name: str = "calls") -> int:
-    """How often this was asked before on the same function."""
+    """How often this was called before on the same function."""
     c.memory[name] = c.memory.get(name, -1) + 1
     return c.memory[name]
 

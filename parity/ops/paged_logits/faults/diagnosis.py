@@ -68,9 +68,9 @@ def describe_heads(case: Case, layout: str, run: Callable[[Case], Any]) -> list[
         return []
 
     def wrong(head: int) -> bool:
-        alone = replace(case, only_heads=(head,))
-        result = run(alone)
-        return result is None or bool(Ruler(build_logits(alone), layout).wrong(result).any())
+        single = replace(case, only_heads=(head,))
+        result = run(single)
+        return result is None or bool(Ruler(build_logits(single), layout).wrong(result).any())
 
     heads = range(case.heads) if case.only_heads is None else case.only_heads
     found = [head for head in heads if wrong(head)]
