@@ -1,8 +1,8 @@
-"""The dots of DeepGEMM's fp8 logits kernel, read out of its logits and put to the same questions as our own.
+"""The dots of DeepGEMM's fp8 logits kernel, read out of its logits and probed like our own.
 
 `python tools/probe_deepgemm.py [--json FILE]`. That kernel returns no dots, but its logits show them: with
 a weight of 1 at one head, 0 at the others and key scales of 1, a logit is relu(dot) of that head, and negated queries
-show the negative dots. So the probe can search it like any card. Needs a CUDA device and the package deep_gemm, which
+show the negative dots. So the probe can search it like any unit. Needs a CUDA device and the package deep_gemm, which
 compiles its kernels with a CUDA toolkit; nothing else here uses either.
 """
 
@@ -19,7 +19,7 @@ from parity.command import write_json
 from parity.run import device as devices
 from parity.tensorcore.probe import fits
 from parity.tensorcore.probe_check import probe
-from parity.tensorcore.probe_search import Card
+from parity.tensorcore.probe_search import DotUnit
 
 KEYS, HEADS, DEPTH = 128, 64, 128
 TILES = 16
@@ -28,8 +28,8 @@ TILES = 16
 Logits = Callable[..., torch.Tensor]
 
 
-def deepgemm_card(mqa_logits: Logits, device: torch.device | str) -> Card:
-    """DeepGEMM's dots as a card: a tile is 128 keys by the 64 heads of one query token.
+def deepgemm_unit(mqa_logits: Logits, device: torch.device | str) -> DotUnit:
+    """DeepGEMM's dots as a unit: a tile is 128 keys by the 64 heads of one query token.
 
     ``mqa_logits(q e4m3 [rows, 64, 128], (k e4m3 [keys, 128], scales float32 [keys]), weights float32 [rows, 64], starts
     int32 [rows], ends int32 [rows]) -> float32 [rows, keys]``, as ``deep_gemm.fp8_mqa_logits``: weighted sums over the
@@ -37,7 +37,7 @@ def deepgemm_card(mqa_logits: Logits, device: torch.device | str) -> Card:
     """
 
     def positive(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """relu of the dots of up to ``TILES`` tiles; a token is asked once for each of its heads."""
+        """relu of the dots of up to ``TILES`` tiles; each query token occurs once per head."""
         tiles = a.shape[0]
         tile = torch.arange(tiles, dtype=torch.int32, device=device).repeat_interleave(HEADS)
         queries = b.view(torch.uint8).repeat_interleave(HEADS, 0).view(b.dtype)
@@ -56,14 +56,14 @@ def deepgemm_card(mqa_logits: Logits, device: torch.device | str) -> Card:
             found.append(positive(x, y) - positive(x, negated))
         return torch.cat(found)
 
-    return Card("e4m3", dot, device, KEYS, HEADS, DEPTH, "e4m3, DeepGEMM fp8_mqa_logits")
+    return DotUnit("e4m3", dot, device, KEYS, HEADS, DEPTH, "e4m3, DeepGEMM fp8_mqa_logits")
 
 
 def report(mqa_logits: Logits, device: torch.device, tiles: int = 32) -> dict[str, Any]:
     """Search, then five distributions of ``tiles`` tiles (32: 1,310,720 dots); JSON types only."""
     from importlib import metadata
 
-    finding = probe(deepgemm_card(mqa_logits, device), tiles=tiles)
+    finding = probe(deepgemm_unit(mqa_logits, device), tiles=tiles)
     for line in finding.lines():
         print(line)
     versions = {}

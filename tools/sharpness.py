@@ -1,4 +1,4 @@
-"""What the verified model is worth on a card: the resolution of an fp8 verdict before and after, and three faults that
+"""What the verified model is worth on a GPU: the resolution of an fp8 verdict before and after, and three faults that
 only the finer one sees.
 
 `python tools/sharpness.py [--json FILE]`. On a CPU the models simulate the GPU, which tests the judgement but no GPU.
@@ -24,7 +24,7 @@ from parity.ops.paged_logits.judge import Verdict, compare_bounded
 from parity.run import device as devices
 from parity.run import interpreter
 from parity.tensorcore.probe import OPERANDS, Verified, verify_device_model, verify_models
-from parity.tensorcore.probe_search import Card
+from parity.tensorcore.probe_search import DotUnit
 from reference.formats import e4m3_encode, fp8_amax_scale
 from reference.pages import PAGE, page_bytes, write_keys
 
@@ -89,16 +89,16 @@ def from_dots(operands: Any, dots: Dots, imprecise: bool) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def card_dots(device: torch.device) -> Dots:
-    """Dots [H, S] of e4m3 q [H, 128] and keys [S, 128] from the card's own instruction; S a multiple of 128."""
-    from parity.tensorcore.probe_kernel import triton_card
+def gpu_dots(device: torch.device) -> Dots:
+    """Dots [H, S] of e4m3 q [H, 128] and keys [S, 128] from the GPU's own instruction; S a multiple of 128."""
+    from parity.tensorcore.probe_kernel import triton_unit
 
-    cards = {mode: triton_card("e4m3", device, imprecise=32 if mode else None) for mode in (False, True)}
+    units = {mode: triton_unit("e4m3", device, imprecise=32 if mode else None) for mode in (False, True)}
 
     def dots(q: torch.Tensor, keys: torch.Tensor, imprecise: bool) -> torch.Tensor:
         tiles = keys.contiguous().view(torch.uint8).view(-1, 128, 128).view(keys.dtype)
         b = q.contiguous().view(torch.uint8).expand(tiles.shape[0], *q.shape).contiguous().view(q.dtype)
-        return cards[imprecise].dot(tiles, b).flatten(0, 1).T.contiguous()
+        return units[imprecise].dot(tiles, b).flatten(0, 1).T.contiguous()
 
     return dots
 
@@ -168,27 +168,27 @@ def trials(operands: Any, kernel: Kernel, dots: Dots, coarse: Contract, fine: Co
     ]
 
 
-def on_card(device: torch.device) -> tuple[list[Any], Kernel, Dots, Contract]:
-    """The card's verified models, our kernel, the card's dots, and the contract before verification."""
+def on_gpu(device: torch.device) -> tuple[list[Any], Kernel, Dots, Contract]:
+    """The GPU's verified models, our kernel, the GPU's dots, and the contract before verification."""
     from impl.logits_fp8 import fp8_paged_mqa_logits
 
     def kernel(operands: Any) -> torch.Tensor:
         return call(fp8_paged_mqa_logits, operands)
 
     found = verify_device_model(device, names=["sm_90 e4m3", "sm_90 e4m3 imprecise 32"])
-    return list(found), kernel, card_dots(device), Contract.default("fp8", device)
+    return list(found), kernel, gpu_dots(device), Contract.default("fp8", device)
 
 
 def simulated() -> tuple[list[Any], Kernel, Dots, Contract]:
-    """The same of a card that the stored models of sm_90 play."""
+    """The same of a GPU that the stored models of sm_90 play."""
 
-    def card_of(operand: str) -> Card:
-        return Card(operand, named_model("sm_90 e4m3").arithmetic.exact_dot)
+    def unit_of(operand: str) -> DotUnit:
+        return DotUnit(operand, named_model("sm_90 e4m3").arithmetic.exact_dot)
 
     def kernel(operands: Any) -> torch.Tensor:
         return from_dots(operands, simulated_dots, False)
 
-    found = verify_models("sm_90", card_of, names=["sm_90 e4m3"], dots=5)
+    found = verify_models("sm_90", unit_of, names=["sm_90 e4m3"], dots=5)
     return found, kernel, simulated_dots, Contract.default("fp8", "cuda", capability=(9, 0))
 
 
@@ -203,7 +203,7 @@ def verified_contract(contract: Contract, found: Iterable[Verified]) -> Contract
 def report(device: torch.device, say: Callable[[str], None] = print, *, requests: int = 16) -> dict[str, Any]:
     """Everything that ``--json`` writes. ``exit`` is 0 where each trial of weights of both signs came out as it must:
     the coarse contract passes all five, the fine one the right two alone."""
-    found, kernel, dots, coarse = on_card(device) if device.type == "cuda" else simulated()
+    found, kernel, dots, coarse = on_gpu(device) if device.type == "cuda" else simulated()
     fine = verified_contract(coarse, found)
     for result in found:
         say(f"dot arithmetic: {result}")

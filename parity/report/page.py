@@ -168,7 +168,7 @@ def sections(inputs: Inputs, old: Report | None) -> list[Section]:
         )
         for i, report in enumerate(inputs.all("memory"))
     ]
-    found += [told(report, i) for i, report in enumerate(inputs.all("story"))]
+    found += [narrated(report, i) for i, report in enumerate(inputs.all("story"))]
     found += [faults(report, i) for i, report in enumerate(inputs.faults)]
     found += [compiled(report, i) for i, report in enumerate(inputs.all("compile"))]
     found += [benched(report, i) for i, report in enumerate(inputs.all("bench"))]
@@ -204,8 +204,8 @@ def swept(report: Measured, i: int) -> Section:
     return Section(f"recall-{i}", "Recall by context", lines=lines, pictures=curves.recall(report, f"recall{i}"))
 
 
-def told(report: Measured, i: int) -> Section:
-    """The story's steps as they were told."""
+def narrated(report: Measured, i: int) -> Section:
+    """The story's steps as the command printed them."""
     texts = [
         "\n".join(
             [
@@ -240,10 +240,10 @@ def compiled(report: Measured, i: int) -> Section:
 
 
 def benched(report: Measured, i: int) -> Section:
-    """Benchmarks against the card's ceilings, and the memory and selection that were measured with them."""
+    """Benchmarks against the GPU's ceilings, and the memory and selection that were measured with them."""
     names = ("name", "layout", "shape", "value", "unit", "milliseconds", "status", "target", "config")
-    tables = [plain(report["rows"], names), plain(report.get("memory") or []), plain(report.get("selection") or [])]
-    return Section(f"bench-{i}", "Benchmarks", tables=tables)
+    more = [plain(report.get(name) or []) for name in ("memory", "selection")]
+    return Section(f"bench-{i}", "Benchmarks", tables=[plain(report["rows"], names), *more])
 
 
 def plain(rows: Sequence[Measured], names: Sequence[str] | None = None) -> Table:

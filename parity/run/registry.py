@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from parity.domain.contract import Contract
+from parity.pages import layout as layouts
 from parity.run import operation, worker
 from parity.run.device import architecture
 from parity.run.implementation import Implementation
@@ -24,15 +25,19 @@ def builtin(device: torch.device) -> dict[str, Implementation]:
 def choose(device: torch.device, op: str | None, layout: str | None) -> dict[str, Implementation]:
     """The built-in implementations of an operation and a layout; a layout without an operation means paged logits.
 
-    ValueError (SpecError) where nothing is left."""
+    ValueError for an unknown name, or (SpecError) where nothing is left."""
     wanted = op or (operation.DEFAULT if layout is not None else None)
+    if wanted is not None:
+        operation.find(wanted)
+    if layout is not None:
+        layouts.find(layout)
     found = {
         name: each
         for name, each in builtin(device).items()
         if wanted in (None, each.op) and layout in (None, each.layout or layout)
     }
     if not found:
-        raise SpecError(f"no built-in implementation has operation {op} and layout {layout}")
+        raise SpecError(f"no built-in implementation of {wanted}" + (f" has {layout} pages" if layout else ""))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Which contracts may take a dot as exact: stored models are held against today's card, and only those that it confirms
+"""Which contracts may take a dot as exact: stored models are held against today's unit, and only those that it confirms
 sharpen a contract whose dots are known to be theirs.
 """
 
@@ -24,7 +24,7 @@ UNASKED = "not asked (--parity-arithmetic bound); the proved bound serves"
 
 @dataclass(frozen=True)
 class Examined:
-    """What today's card said about the stored models.
+    """What today's unit said about the stored models.
 
     mode     "auto", or "bound": nothing was asked, so every dot is judged by its proved bound
     models   one entry a model that was asked about
@@ -37,7 +37,7 @@ class Examined:
     cuda: bool = False
 
     def lines(self) -> list[str]:
-        """For headers: one line a model, or the reason why a card was not asked. None on a CPU."""
+        """For headers: one line a model, or the reason why a unit was not asked. None on a CPU."""
         if self.mode == "bound":
             return [f"dot arithmetic: {UNASKED}"] if self.cuda else []
         return [f"dot arithmetic: {model}" for model in self.models]
@@ -62,7 +62,7 @@ class Examined:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Examined:
-        """What another process has found out, so that the card is asked once a session."""
+        """What another process has found out, so that the unit is asked once a session."""
         models = []
         for item in given["models"]:
             stored = named_model(item["name"])
@@ -72,7 +72,7 @@ class Examined:
 
 
 def examine(device: torch.device, implementations: Iterable[Implementation], mode: str = "auto") -> Examined:
-    """Ask the card about every model that could sharpen one of the contracts; nothing on a CPU or in mode "bound".
+    """Ask the unit about every model that could sharpen one of the contracts; nothing on a CPU or in mode "bound".
 
     ValueError for another mode."""
     if mode not in MODES:
@@ -116,7 +116,7 @@ def _same(arithmetic: Grouped, operand: str | None, architecture: str) -> list[s
 
 
 def sharpened(impl: Implementation, found: Examined, architecture: str) -> Implementation:
-    """The implementation with its dots taken as exact where today's card confirmed the model that they follow."""
+    """The implementation with its dots taken as exact where today's unit confirmed the model that they follow."""
     names = wanted_models(impl, architecture)
     for model in found.models:
         if model.verified and model.name in names and not _rounds_operands(impl.contract):

@@ -119,13 +119,13 @@ def test_targets_hold_for_the_gpu_that_they_were_set_for(monkeypatch, name, stat
     )
     monkeypatch.setattr(bench, "rows", lambda *_: [timing.judged(found, most=False)])
     monkeypatch.setattr(report.devices, "provenance", lambda device: {"device": name})
-    said = []
+    said: list[str] = []
     made = report.report(CPU, ["decode"], say=said.append)
     assert (made["rows"][0]["status"], made["exit"]) == (status, code) and status in said[0]
 
 
 def test_the_sides_of_a_comparison_take_turns(monkeypatch):
-    calls = []
+    calls: list[str] = []
     monkeypatch.setattr(timing, "milliseconds", lambda call, times=1: call() or float(len(calls)))
     one, two = (lambda name=name: calls.append(name) for name in "ab")
     assert timing.in_turn([(one, 1), (two, 1)], 2) == [[3.0, 5.0], [4.0, 6.0]] and "".join(calls) == "ababab"

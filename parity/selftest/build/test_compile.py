@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -163,7 +164,14 @@ def test_the_matrix_instruction_is_read_from_ptx(ptx, wanted):
     assert instruction(ptx) == wanted
 
 
-ROW = {"arch": 90, "config": "decode-x", "kernel": "decode", "layout": "bf16", "status": "passed", "reason": ""}
+ROW: dict[str, Any] = {
+    "arch": 90,
+    "config": "decode-x",
+    "kernel": "decode",
+    "layout": "bf16",
+    "status": "passed",
+    "reason": "",
+}
 ROW |= {"registers": 9, "spill_stores": 0, "spill_loads": 0, "shared": 1024, "shared_limit": 2048}
 ROW |= {"compiler": "triton 3.9.0", "instruction": "wgmma m64n64k16 bf16"}
 

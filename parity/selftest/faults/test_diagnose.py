@@ -161,7 +161,7 @@ PLACES = [
 
 def of_function(op, layout, call):
     """The finding on a function, on a case that is drawn for one of the operation's models."""
-    contract = {**building.diagnosis_of(op).promises, **({"layout": layout} if layout else {})}
+    contract = dict(building.diagnosis_of(op).promises) | ({"layout": layout} if layout else {})
     made = Contract.from_dict({"op": op, **contract})
     runner = InProcess(Implementation("mine", op, layout, made, call), CPU)
     model = replace(find(op).faults()[0], layout=layout)

@@ -101,7 +101,8 @@ def test_every_parameter_moved_is_caught(operand, series, name, key, value):
     model = named_model(name).arithmetic
     old = getattr(model, key)
     new = not old if value is None else old + value if type(value) is int else value
-    assert differing(dataclasses.replace(model, **{key: new})  # type: ignore[arg-type], operand, series) > 1000
+    moved = dataclasses.replace(model, **{key: new})  # type: ignore[arg-type]
+    assert differing(moved, operand, series) > 1000
 
 
 @pytest.mark.parametrize("operand, series, name", SERIES)

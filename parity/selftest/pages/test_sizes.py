@@ -1,5 +1,6 @@
 """Sizes that are counted before anything is built: pages, bytes of pool and operands, and the refusal."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parity.cli.main import main
 from parity.ops.compressor.operands import operand_bytes as compressor_bytes
 from parity.ops.paged_logits.case import Case
 from parity.ops.paged_logits.operands import operand_bytes
@@ -59,7 +61,7 @@ def test_pool_bytes_cover_what_is_written(text: str) -> None:
     assert written <= pool_bytes(case, count_pages(case)[1], CPU) <= 8 * written
 
 
-ESTIMATES = {
+ESTIMATES: dict[str, Callable[[Any], int]] = {
     "v1 lens=4096x4 heads=64": operand_bytes,
     "v1 stage=topk lens=65536x4 data=random": topk_operand_bytes,
     "v1 stage=store ids=0..4095 pages=128": store_bytes,
@@ -100,6 +102,13 @@ def test_a_case_that_cannot_fit_is_refused_with_the_figure(text: str, monkeypatc
     with memory.peak_bytes(CPU) as peak, pytest.raises(TooLarge, match=r"take about [\d,.]+ GB, .* has 17\.2 GB free$"):
         build(parse_case(text))
     assert peak.bytes == 0
+
+
+def test_the_command_line_says_so_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    for case in ("v1 lens=16777216x4096", "v1 lens=3 spare=16777216 gap=1073741824"):
+        assert main(["run", "--impl", "torch-bf16", "--case", case]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("parity run: the operands and the result of this case take about 18,0")
 
 
 def test_a_pool_without_addresses_is_refused() -> None:

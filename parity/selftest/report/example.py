@@ -68,7 +68,7 @@ def swept() -> dict[str, Any]:
 
 @cache
 def remembered() -> dict[str, Any]:
-    """A sweep of memory, with one point as a card would have measured it."""
+    """A sweep of memory, with one point as a GPU would have measured it."""
     import torch
 
     report = sweep_memory.sweep(torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""The probe on simulated cards: it finds every parameter by itself, and says so where no grouped model fits."""
+"""The probe on simulated units: it finds every parameter by itself, and says so where no grouped model fits."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from impl import configs
-from parity.command import CommandError
+from parity.cli import main as cli
 from parity.numerics.arithmetic import Grouped
-from parity.tensorcore.probe import main, tile_shapes, verify_device_model, verify_models
+from parity.tensorcore.probe import tile_shapes, verify_device_model, verify_models
 from parity.tensorcore.probe_check import DISTRIBUTIONS, Finding, count_mismatches, draw, probe
-from parity.tensorcore.probe_search import Card, search
+from parity.tensorcore.probe_search import DotUnit, search
 
-CARDS = [
+UNITS = [
     ("bf16", Grouped(16, 25, 23)),
     ("e4m3", Grouped(32, 13, 13)),
     ("e4m3", Grouped(32, 13, 13, running=False)),
@@ -41,13 +41,13 @@ CARDS = [
 ]
 
 
-def card(operand: str, model: Grouped, **changes: object) -> Card:
-    return Card(operand, model.exact_dot, **changes)  # type: ignore[arg-type]
+def unit(operand: str, model: Grouped, **changes: object) -> DotUnit:
+    return DotUnit(operand, model.exact_dot, **changes)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("operand, model", CARDS, ids=[f"{operand} {model}" for operand, model in CARDS])
+@pytest.mark.parametrize("operand, model", UNITS, ids=[f"{operand} {model}" for operand, model in UNITS])
 def test_finds_the_model_of_a_card_by_itself(operand, model):
-    finding = probe(card(operand, model), tiles=1)
+    finding = probe(unit(operand, model), tiles=1)
     assert finding.model == model, "\n".join(finding.lines())
     assert finding.unexplained == 0 and not any(finding.mismatches.values())
     assert {d.parameter for d in finding.decided} == {f.name for f in dataclasses.fields(Grouped)} - {"known_order"}
@@ -57,7 +57,7 @@ def test_finds_the_model_of_a_card_by_itself(operand, model):
 @pytest.mark.parametrize("rows, columns", [(64, 16), (16, 64), (128, 32)])
 def test_tile_shapes_of_every_kind(rows, columns):
     model = Grouped(32, 13, 13)
-    finding = probe(card("e4m3", model, rows=rows, columns=columns), tiles=1)
+    finding = probe(unit("e4m3", model, rows=rows, columns=columns), tiles=1)
     assert finding.model == model and finding.dots == 5 * rows * columns
 
 
@@ -78,7 +78,7 @@ def pairwise(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("dot, operand", [(sequential, "bf16"), (sequential, "e4m3"), (pairwise, "bf16")])
 def test_an_ieee_dot_is_no_grouped_model_but_within_its_bound(dot, operand):
-    finding = probe(Card(operand, dot, rows=32, columns=32), tiles=1)
+    finding = probe(DotUnit(operand, dot, rows=32, columns=32), tiles=1)
     if finding.model is not None:  # groups of one added in float32: the sum in sequence, found as what it is
         assert dot is sequential and finding.model.group == 1
     else:
@@ -89,7 +89,7 @@ def test_an_ieee_dot_is_no_grouped_model_but_within_its_bound(dot, operand):
 def test_interleaved_groups_are_reported_as_unexplained():
     order = torch.arange(128).view(2, 64).t().flatten()
     model = Grouped(16, 25, 23)
-    strange = Card("bf16", lambda a, b: model.exact_dot(a[..., order], b[..., order]))
+    strange = DotUnit("bf16", lambda a, b: model.exact_dot(a[..., order], b[..., order]))
     finding = probe(strange, tiles=1)
     assert finding.model is None and sum(finding.mismatches.values()) > 0
     assert "no grouped model" in finding.lines()[0] or "no model" in finding.lines()[0]
@@ -104,19 +104,19 @@ def test_a_single_wrong_dot_is_counted():
             out[1, 3, 5] += 1.0
         return out
 
-    assert count_mismatches(card("e4m3", model), model, 20_000) == (0, 20_480)
-    assert count_mismatches(Card("e4m3", nearly), model, 40_000) == (5, 40_960)
+    assert count_mismatches(unit("e4m3", model), model, 20_000) == (0, 20_480)
+    assert count_mismatches(DotUnit("e4m3", nearly), model, 40_000) == (5, 40_960)
 
 
 def test_moved_parameters_do_not_verify():
     truth = Grouped(32, 13, 13)
     for change in ({"kept": 14}, {"final": 12}, {"group": 16}, {"subnormals": "normalised"}, {"running": False}):
-        wrong, dots = count_mismatches(card("e4m3", truth), dataclasses.replace(truth, **change), 65_536)
+        wrong, dots = count_mismatches(unit("e4m3", truth), dataclasses.replace(truth, **change), 65_536)
         assert wrong > 0 and dots >= 65_536, change
 
 
 def test_distributions_are_what_their_names_say():
-    some = card("e4m3", Grouped(32, 13, 13))
+    some = unit("e4m3", Grouped(32, 13, 13))
     for name in DISTRIBUTIONS:
         a, b = (x.float() for x in draw(some, name, 2, 3))
         assert a.shape == (2, 64, 128) and b.shape == (2, 64, 128)
@@ -133,7 +133,7 @@ def test_distributions_are_what_their_names_say():
 
 
 def test_report_is_json_and_names_what_decided():
-    finding = probe(card("e4m3", Grouped(32, 13, 13)), tiles=1)
+    finding = probe(unit("e4m3", Grouped(32, 13, 13)), tiles=1)
     assert json.loads(json.dumps(finding.as_dict()))["model"]["group"] == 32
     text = "\n".join(finding.lines())
     assert text.startswith("e4m3: grouped(32, 13, 13), 0 of 20,480 random dots differ")
@@ -148,13 +148,13 @@ def test_specials_of_bf16_are_reported():
     def other(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.nan_to_num(model.exact_dot(a, b), 0.0, 3e38, -3e38)
 
-    notes = probe(Card("bf16", other), tiles=1).notes
+    notes = probe(DotUnit("bf16", other), tiles=1).notes
     assert "NaN * 1 = 0, the model says nan" in notes and "inf * 1 = 3e+38, the model says inf" in notes
     assert "1 * 1 - 1 * 1 = 0" in notes
 
 
 def test_search_alone_is_quick_and_remembers_its_questions():
-    model, decided, asked = search(card("bf16", Grouped(16, 25, 23)))
+    model, decided, asked = search(unit("bf16", Grouped(16, 25, 23)))
     assert model == Grouped(16, 25, 23) and len(decided) == 8
     assert asked.disagreements(model) == 0
     assert asked.disagreements(dataclasses.replace(model, kept=24)) > 0
@@ -166,13 +166,13 @@ def test_findings_are_values():
 
 def test_stored_models_are_verified_or_contradicted_by_todays_card():
     hopper = {"bf16": Grouped(16, 25, 23), "e4m3": Grouped(32, 13, 13)}
-    found = verify_models("sm_90", lambda operand: card(operand, hopper[operand]))
+    found = verify_models("sm_90", lambda operand: unit(operand, hopper[operand]))
     assert [(r.operand, r.verified) for r in found] == [("bf16", True), ("e4m3", True)]
     assert str(found[1]) == "sm_90 e4m3 grouped(32, 13, 13), verified on 81,920 dots"
     hopper["e4m3"] = Grouped(32, 14, 13)
-    found = verify_models("sm_90", lambda operand: card(operand, hopper[operand]))
+    found = verify_models("sm_90", lambda operand: unit(operand, hopper[operand]))
     assert [r.verified for r in found] == [True, False] and "the proved bound serves" in str(found[1])
-    assert verify_models("sm_1", lambda operand: card(operand, hopper[operand])) == []
+    assert verify_models("sm_1", lambda operand: unit(operand, hopper[operand])) == []
     assert verify_device_model("cpu") == []
 
 
@@ -186,16 +186,16 @@ def test_tile_shapes_are_those_of_the_kernels():
     assert tile_shapes(80, "fp8") == []
 
 
-def test_command_refuses_where_there_is_nothing_to_ask(tmp_path, monkeypatch):
+def test_command_refuses_where_there_is_nothing_to_probe(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(CommandError, match="there is no CUDA device to ask"):
-        main([])
-    with pytest.raises(CommandError, match="--device: device: cuda was requested"):
-        main(["--device", "cuda"])
-    with pytest.raises(CommandError, match="its folder does not exist"):
-        main(["--json", str(tmp_path / "none" / "x.json")])
+    for words, sentence in (
+        ([], "there is no CUDA device here to probe"),
+        (["--device", "cuda"], "--device: device: cuda was"),
+        (["--json", str(tmp_path / "none" / "x.json")], "its folder does not exist"),
+    ):
+        assert cli.main(["probe", *words]) == 2 and sentence in capsys.readouterr().err
     with pytest.raises(SystemExit) as caught:
-        main(["--operand", "int8"])
+        cli.main(["probe", "--operand", "int8"])
     assert caught.value.code == 2
 
 
@@ -237,10 +237,10 @@ def test_the_quick_check_imports_nothing_large():
         "import sys, torch\n"
         "from parity.numerics.arithmetic import Grouped\n"
         "from parity.tensorcore.probe_check import count_mismatches\n"
-        "from parity.tensorcore.probe_search import Card\n"
+        "from parity.tensorcore.probe_search import DotUnit\n"
         "before = set(sys.modules)\n"
         "model = Grouped(32, 13, 13)\n"
-        "assert count_mismatches(Card('e4m3', model.exact_dot), model, 5) == (0, 20480)\n"
+        "assert count_mismatches(DotUnit('e4m3', model.exact_dot), model, 5) == (0, 20480)\n"
         "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))\n"
     )
     root = Path(__file__).resolve().parents[3]

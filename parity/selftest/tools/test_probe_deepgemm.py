@@ -1,4 +1,4 @@
-"""DeepGEMM's kernel as a card, on a stand-in that computes its logits through a known model."""
+"""DeepGEMM's kernel as a unit, on a stand-in that computes its logits through a known model."""
 
 import pytest
 import torch
@@ -29,15 +29,15 @@ def stand_in(model):
 @pytest.mark.parametrize("tiles", [1, 3])
 def test_every_dot_comes_back_with_its_sign(tiles, monkeypatch):
     monkeypatch.setattr(probe_deepgemm, "TILES", 2)
-    card = probe_deepgemm.deepgemm_card(stand_in(MODEL), "cpu")
+    unit = probe_deepgemm.deepgemm_unit(stand_in(MODEL), "cpu")
     generator = torch.Generator().manual_seed(1)
-    a = card.cast(torch.randn(tiles, probe_deepgemm.KEYS, 128, generator=generator))
-    b = card.cast(torch.randn(tiles, probe_deepgemm.HEADS, 128, generator=generator))
-    got = card.dot(a, b)
+    a = unit.cast(torch.randn(tiles, probe_deepgemm.KEYS, 128, generator=generator))
+    b = unit.cast(torch.randn(tiles, probe_deepgemm.HEADS, 128, generator=generator))
+    got = unit.dot(a, b)
     assert torch.equal(got, MODEL.exact_dot(a, b)) and (got < 0).any() and (got > 0).any()
 
 
 @pytest.mark.parametrize("model", [MODEL, Grouped(32, 13, 13, running=False)])
 def test_the_probe_finds_the_model_behind_the_logits(model):
-    finding = probe(probe_deepgemm.deepgemm_card(stand_in(model), "cpu"), tiles=1)
+    finding = probe(probe_deepgemm.deepgemm_unit(stand_in(model), "cpu"), tiles=1)
     assert finding.model == model, "\n".join(finding.lines())

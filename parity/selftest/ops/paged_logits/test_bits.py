@@ -127,7 +127,9 @@ def test_the_golden_check():
 
 
 def test_a_damaged_prediction_is_refused(tmp_path):
-    for path in predicted.folder().iterdir():
+    folder = predicted.folder()
+    assert folder is not None
+    for path in folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     damaged = tmp_path / "bf16-decode.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
