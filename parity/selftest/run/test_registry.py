@@ -98,14 +98,6 @@ def test_builtin_names_refuse_what_they_are_not():
     assert "op: expected one of paged_logits" in refused("torch-bf16", None, "scores")
 
 
-def test_builtins_are_chosen_by_operation_and_layout():
-    assert list(choose(CPU, None, "fp8")) == ["torch-fp8", "triton-fp8"], "a layout without an operation means logits"
-    assert list(choose(CPU, "topk", "bf16")) == ["topk"], "top-k has no pages, so any layout leaves it"
-    assert {impl.layout for impl in choose(CPU, "store", "fp4").values()} == {"fp4"}
-    with pytest.raises(SpecError, match="no built-in implementation of compressor"):
-        choose(CPU, "compressor", None)
-
-
 def test_a_broken_import_is_named(tmp_path):
     for name, text, wanted in (
         ("syntax", "def f(:\n", "SyntaxError"),
