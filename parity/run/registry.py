@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from parity.domain.contract import Contract
+from parity.pages import layout as layouts
 from parity.run import operation, worker
 from parity.run.device import architecture
 from parity.run.implementation import Implementation
@@ -25,6 +26,10 @@ def choose(device: torch.device, op: str | None, layout: str | None) -> dict[str
     """The built-in implementations of an operation and a layout; a layout without an operation means paged logits.
 
     ValueError (SpecError) where nothing is left."""
+    if op is not None:
+        operation.find(op)
+    if layout is not None:
+        layouts.find(layout)
     wanted = op or (operation.DEFAULT if layout is not None else None)
     found = {
         name: each
@@ -32,7 +37,7 @@ def choose(device: torch.device, op: str | None, layout: str | None) -> dict[str
         if wanted in (None, each.op) and layout in (None, each.layout or layout)
     }
     if not found:
-        raise SpecError(f"no built-in implementation has operation {op} and layout {layout}")
+        raise SpecError(f"no built-in implementation has operation {wanted} and layout {layout}")
     return found
 
 
