@@ -60,7 +60,7 @@ def test_agrees_with_brute_force():
             positions = torch.full((1, k), -1, dtype=torch.int32)
             order = torch.randperm(len(chosen), generator=g)
             positions[0, : len(chosen)] = torch.tensor(chosen, dtype=torch.int32)[order]
-            verdict = judge_selection(slots_of(positions, table), positions, *ends, lens, table, k)
+            verdict = judge_selection(slots_of(positions, table), positions, ends[0], ends[1], lens, table, k)
             wanted = brute_force(chosen, low, high, k)
             assert verdict.passed == wanted, (chosen, low, high, k, verdict.message)
             judged, accepted = judged + 1, accepted + wanted
