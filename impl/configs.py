@@ -157,7 +157,7 @@ def every(arch: int) -> list[Config]:
 
 
 def plan(shapes: Shapes, arch: int, processors: int) -> Plan:
-    """Choose by shapes alone (never by lengths, which live on the device): Unsupported where nothing fits."""
+    """Choose by shapes only (never by lengths, which live on the device): Unsupported where nothing fits."""
     if not supports(arch, shapes.layout):
         raise Unsupported(f"{shapes.layout} pages need compute capability 8.9, the device has {arch // 10}.{arch % 10}")
     if shapes.heads not in HEADS:

@@ -52,7 +52,7 @@ def cells(rows: Sequence[Row]) -> dict[tuple[str, str], Cell]:
 
 
 def rank(level: str) -> int:
-    """A level's place in the order in which the questions are asked; an unknown one comes last."""
+    """A level's place in the order of the questions; an unknown one comes last."""
     return REPORTED.index(level) if level in REPORTED else len(REPORTED)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 LEVELS = ("layout", "rounding", "bits", "selection", "invariance", "semantics", "resources")
-"""The levels of the suite, in the order in which the questions are asked."""
+"""The levels of the suite, in the order of their questions."""
 GOLDEN, FAULTS = "golden", "faults"
 """Levels that a gate adds: its golden tensors, and the fault models that the suite must reject."""
 REPORTED = (*LEVELS, GOLDEN, FAULTS)

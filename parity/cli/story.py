@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     report = story.tell(scene, (*steps, *more), show=lambda text: print(text, flush=True))
     count = len(report["steps"])
     skipped = sum(step["not_run"] is not None for step in report["steps"])
-    end = f"{count - skipped} steps told and true" + (f", {skipped} not run" if skipped else "")
+    end = f"{count - skipped} steps shown and true" + (f", {skipped} not run" if skipped else "")
     print(f"\n{end}." if report["passed"] else "\nThe story is not true here.")
     write_json(options.json, report | {"provenance": provenance(device)})
     return PASSED if report["passed"] else FAILED

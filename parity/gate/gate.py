@@ -216,7 +216,7 @@ def lost_row(name: str, level: str, check: str, lost: Lost) -> Row:
 def show_diagnosis(rows: Sequence[Row], device: str, contract: str | None) -> None:
     """Print which fault explains the first failure that one can explain; nothing where there is none.
 
-    A pair of invariance comes last: its case alone may be answered correctly."""
+    A pair of invariance comes last: its case by itself may be answered correctly."""
     known = [row for row in rows if row.status is Status.FAILED and row.level in EXPLAINED and row.case]
     row = min(known, key=lambda row: EXPLAINED.index(row.level), default=None)
     if row is None:
@@ -232,7 +232,7 @@ def show_diagnosis(rows: Sequence[Row], device: str, contract: str | None) -> No
 
 
 def write_files(options: Options, report: Report) -> None:
-    """The files that were asked for, each tried; CommandError on those that could not be written."""
+    """The files that the options name, each tried; CommandError on those that could not be written."""
     text = tables.markdown(report)
     problems = []
     for path, write in (

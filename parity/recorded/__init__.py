@@ -73,7 +73,7 @@ def _reason(row: Row) -> str:
 
 
 def main_replay(folder: Path | str, json_path: Path | str | None = None) -> int:
-    """Replay a folder, print its table, write JSON if asked; `exit_code` says what is returned, 2 also without an
+    """Replay a folder, print its table, write JSON where named; `exit_code` says what is returned, 2 also without an
     index."""
     try:
         rows = replay(folder)

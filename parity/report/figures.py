@@ -69,7 +69,7 @@ def picture(
 
 
 def _inline(text: str, name: str, alt: str) -> str:
-    """The <svg> element alone, its ids made unique in the page, its ink the page's, its description for readers."""
+    """Only the <svg> element, its ids made unique in the page, its ink the page's, its description for readers."""
     import html
 
     svg = text[text.index("<svg") :]

@@ -1,4 +1,4 @@
-"""What every process that this software starts has in common: its environment, its module path, how its end is told."""
+"""What all processes that this software starts share: environment, module path, how their end is described."""
 
 from __future__ import annotations
 

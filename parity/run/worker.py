@@ -299,7 +299,7 @@ def _json_only(contract: Any, spec: str) -> Any:
         return json.loads(json.dumps(contract))
     except TypeError as error:
         raise SpecError(
-            f"impl: parity_contract of {spec} must hold strings, numbers, booleans and lists alone: {error}"
+            f"impl: parity_contract of {spec} must hold only strings, numbers, booleans and lists: {error}"
         ) from error
 
 

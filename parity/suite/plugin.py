@@ -1,4 +1,4 @@
-"""pytest's face of the suite: options, the decision on Triton's interpreter, one test a check, table and JSON file.
+"""pytest's face of the suite: options, the decision on Triton's interpreter, one test per check, table and JSON file.
 
 Does nothing, and imports nothing heavy, unless a `--parity-...` option is given or `parity.suite` is to be collected.
 """
@@ -46,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     option("json", "FILE", "write what every check found to this file")
 
 
-def asked(config: pytest.Config, options: Any) -> bool:
+def concerned(config: pytest.Config, options: Any) -> bool:
     """Whether this pytest run concerns parity at all."""
     if any(name.startswith("parity_") and value is not None for name, value in vars(options).items()):
         return True
@@ -72,12 +72,12 @@ def _prepare(options: Any) -> None:
 
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     # Before any conftest or test module can import triton, which decides on interpretation once and for all.
-    if asked(early_config, early_config.known_args_namespace):
+    if concerned(early_config, early_config.known_args_namespace):
         _prepare(early_config.known_args_namespace)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not asked(config, config.option) or config.option.help:
+    if not concerned(config, config.option) or config.option.help:
         return
     _prepare(config.option)  # again, for a plugin that a conftest has loaded only now
     config.stash[SESSION] = _open(config)
@@ -128,7 +128,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "parity_pair" not in metafunc.fixturenames:
         return
     if SESSION not in metafunc.config.stash:
-        raise pytest.UsageError("parity: the suite is collected without having been asked for; name --parity-impl")
+        raise pytest.UsageError("parity: the suite is collected, but no option or path named it; name --parity-impl")
     pairs = metafunc.config.stash[SESSION].pairs([metafunc.function.__name__.removeprefix("test_")])
     metafunc.parametrize("parity_pair", pairs, ids=[f"{impl.short}-{check.name}" for impl, check in pairs])
 
@@ -163,7 +163,7 @@ def _pair(item: pytest.Item) -> Any:
 
 
 class Reporter:
-    """Registered only when parity is asked for: collects rows where pytest reports, prints the table, writes JSON."""
+    """Registered where this run concerns parity: collects rows where pytest reports, prints the table, writes JSON."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -178,7 +178,7 @@ class Reporter:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """xdist: every worker draws with the seed that the header names, and the card is asked once."""
+        """xdist: every worker draws with the seed that the header names, and the GPU's models are verified once."""
         node.workerinput["parity_seed"] = self.session.profile.seed
         node.workerinput["parity_examined"] = self.session.arithmetic.as_dict()
         if self.session.clock is not None:

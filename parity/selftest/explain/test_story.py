@@ -89,4 +89,4 @@ def test_the_whole_story_from_the_command_line() -> None:
     command = [sys.executable, "-m", "parity", "story", "--device", "cpu"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "steps told and true" in done.stdout
+    assert "steps shown and true" in done.stdout

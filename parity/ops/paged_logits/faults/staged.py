@@ -168,7 +168,7 @@ def scale(c: Call, total: Tensor, s: Tensor | None) -> Tensor:
 
 
 def write(c: Call, out: Tensor, rows: Tensor, logits: Tensor, lens: Tensor) -> None:
-    """Visible cells of each row, and -inf behind them where a clean tail is asked for."""
+    """Visible cells of each row, and -inf behind them where a clean tail is wanted."""
     visible = torch.arange(c.width) < lens[:, None]
     wide = torch.nn.functional.pad(logits, (0, c.width - logits.shape[1]), value=-torch.inf)
     out[rows] = torch.where(visible, wide, -torch.inf if c.clean else out[rows])
