@@ -23,7 +23,7 @@ from parity.tensorcore.probe_search import DotUnit
 
 KEYS, HEADS, DEPTH = 128, 64, 128
 TILES = 16
-"""Tiles in one call: every query row computes the keys of its own tile alone, but the result is rows x all keys."""
+"""Tiles in one call: every query row computes only the keys of its own tile, but the result is rows x all keys."""
 
 Logits = Callable[..., torch.Tensor]
 

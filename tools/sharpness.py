@@ -23,7 +23,7 @@ from parity.numerics.headsum import HeadSum
 from parity.ops.paged_logits.judge import Verdict, compare_bounded
 from parity.run import device as devices
 from parity.run import interpreter
-from parity.tensorcore.probe import OPERANDS, Verified, verify_device_model, verify_models
+from parity.tensorcore.probe import Verified, compare_models, compare_on, operand_of
 from parity.tensorcore.probe_search import DotUnit
 from reference.formats import e4m3_encode, fp8_amax_scale
 from reference.pages import PAGE, page_bytes, write_keys
@@ -175,7 +175,7 @@ def on_gpu(device: torch.device) -> tuple[list[Any], Kernel, Dots, Contract]:
     def kernel(operands: Any) -> torch.Tensor:
         return call(fp8_paged_mqa_logits, operands)
 
-    found = verify_device_model(device, names=["sm_90 e4m3", "sm_90 e4m3 imprecise 32"])
+    found = compare_on(device, names=["sm_90 e4m3", "sm_90 e4m3 imprecise 32"])
     return list(found), kernel, gpu_dots(device), Contract.default("fp8", device)
 
 
@@ -188,21 +188,21 @@ def simulated() -> tuple[list[Any], Kernel, Dots, Contract]:
     def kernel(operands: Any) -> torch.Tensor:
         return from_dots(operands, simulated_dots, False)
 
-    found = verify_models("sm_90", unit_of, names=["sm_90 e4m3"], dots=5)
+    found = compare_models("sm_90", unit_of, names=["sm_90 e4m3"], dots=5)
     return found, kernel, simulated_dots, Contract.default("fp8", "cuda", capability=(9, 0))
 
 
 def verified_contract(contract: Contract, found: Iterable[Verified]) -> Contract:
     """The contract with its grouped dot taken as exact where today's check has verified exactly that model."""
     for result in found:
-        if result.verified and result.operand == OPERANDS.get(contract.layout) and result.model == contract.arithmetic:
+        if result.verified and result.operand == operand_of(contract.layout) and result.model == contract.arithmetic:
             return dataclasses.replace(contract.verified(), arithmetic_name=f"{result.name} {result.model}")
     return contract
 
 
 def report(device: torch.device, say: Callable[[str], None] = print, *, requests: int = 16) -> dict[str, Any]:
     """Everything that ``--json`` writes. ``exit`` is 0 where each trial of weights of both signs came out as it must:
-    the coarse contract passes all five, the fine one the right two alone."""
+    the coarse contract passes all five, the fine one only the right two."""
     found, kernel, dots, coarse = on_gpu(device) if device.type == "cuda" else simulated()
     fine = verified_contract(coarse, found)
     for result in found:

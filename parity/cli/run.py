@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     from parity.ops.check import checks_of, find_check, judge_one
     from parity.run.device import architecture, provenance
     from parity.run.worker import opened
-    from parity.tensorcore.verification import examine, sharpened
+    from parity.tensorcore.verification import verify_models, with_verified_dot
 
     case = shared.case_of(options.case)
     if not options.impl:
@@ -32,8 +32,8 @@ def run(options: argparse.Namespace) -> int:
     device = shared.device_of(options)
     impl = shared.implementation_of(options, device, case)
     # Judged as the suite judges it: by the GPU's own arithmetic where that is verified.
-    examined = examine(device, [impl], options.arithmetic)
-    impl = sharpened(impl, examined, architecture(device))
+    examined = verify_models(device, [impl], options.arithmetic)
+    impl = with_verified_dot(impl, examined, architecture(device))
     for line in examined.lines():
         say(line)
     with blame("--check"):

@@ -236,9 +236,11 @@ def path_of_a_case() -> list[str]:
         if code.co_filename.startswith(f"{ROOT}/") and event in ("call", "return") and any(map(carried, values)):
             found[Path(code.co_filename).relative_to(ROOT).as_posix()] = None
 
-    chosen = {"impl": "torch-bf16", "layout": None, "op": None, "contract": None}
     how = profile("smoke", examples=8)
-    with contextlib.closing(open_session(**chosen, device=torch.device("cpu"), profile=how)) as session:
+    session = open_session(
+        impl="torch-bf16", layout=None, op=None, contract=None, device=torch.device("cpu"), profile=how
+    )
+    with contextlib.closing(session):
         (impl,) = session.implementations.values()
         check = find_check("rounding/ordinary", impl.operation)
         before = sys.getprofile()

@@ -17,7 +17,7 @@ from parity.suite.clock import Clock
 from parity.suite.pool import Job, Lost
 from parity.suite.search import Finding
 from parity.suite.session import Session, open_session, row
-from parity.tensorcore.verification import Examined
+from parity.tensorcore.verification import Verification
 from parity.vocabulary import Grounds, Status
 
 Pair = tuple[Implementation, Check]
@@ -48,7 +48,7 @@ def open_here(
             device=torch.device(device),
             profile=profile,
             clock=_clock(*clock) if clock is not None else None,
-            examined=Examined.from_dict(examined),
+            examined=Verification.from_dict(examined),
         )
     ]
 

@@ -89,7 +89,7 @@ def _open(config: pytest.Config) -> Any:
     from parity.domain.profiles import profile
     from parity.run import device
     from parity.suite.session import open_session
-    from parity.tensorcore.verification import Examined
+    from parity.tensorcore.verification import Verification
 
     options = config.option
     path = options.parity_json
@@ -111,7 +111,7 @@ def _open(config: pytest.Config) -> Any:
             ),
             clock=_clock(options.parity_seconds, worker.get("parity_clock", {})),
             arithmetic=options.parity_arithmetic or "auto",
-            examined=Examined.from_dict(worker["parity_examined"]) if "parity_examined" in worker else None,
+            examined=Verification.from_dict(worker["parity_examined"]) if "parity_examined" in worker else None,
         )
     except ValueError as error:
         raise pytest.UsageError(f"parity: {error}") from error

@@ -17,7 +17,7 @@ from parity.run.runner import Runner
 from parity.run.worker import runner_for
 from parity.suite.clock import Clock
 from parity.suite.search import Finding, run_check
-from parity.tensorcore.verification import Examined, examine, sharpened
+from parity.tensorcore.verification import Verification, verify_models, with_verified_dot
 from parity.vocabulary import LEVELS, Status
 
 
@@ -29,7 +29,7 @@ class Session:
     device: torch.device
     profile: Profile
     clock: Clock | None = None
-    arithmetic: Examined = field(default_factory=Examined)
+    arithmetic: Verification = field(default_factory=Verification)
     _runners: dict[str, Runner] = field(default_factory=dict)
 
     def pairs(self, levels: Sequence[str] = LEVELS) -> list[tuple[Implementation, Check]]:
@@ -116,7 +116,7 @@ def open_session(
     profile: Profile,
     clock: Clock | None = None,
     arithmetic: str = "auto",
-    examined: Examined | None = None,
+    examined: Verification | None = None,
 ) -> Session:
     """A session for one named implementation, or for the built-in ones that layout and operation leave.
 
@@ -132,9 +132,9 @@ def open_session(
     else:
         found = registry.choose(device, op, layout)
     if examined is None:
-        examined = examine(device, found.values(), arithmetic)
+        examined = verify_models(device, found.values(), arithmetic)
     here = architecture(device)
-    found = {name: sharpened(each, examined, here) for name, each in found.items()}
+    found = {name: with_verified_dot(each, examined, here) for name, each in found.items()}
     return Session(found, device, profile, clock, examined)
 
 

@@ -1,6 +1,6 @@
 """``parity probe``: learns the arithmetic of a GPU's dots, and the quick check of a stored model before it is used.
 
-The search is in ``probe_search``, the random dots in ``probe_check``, the matrix unit behind Triton in ``probe_kernel``.
+The search is in ``probe_search``, random dots are in ``probe_check``, Triton's dots in ``probe_kernel``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from parity.numerics.arithmetic import Grouped, stored_models
+from parity.numerics.arithmetic import Grouped, named_model, stored_models
+from parity.pages import layout as layouts
 from parity.run import device as devices
 from parity.tensorcore.probe_check import Finding, count_mismatches, probe
 from parity.tensorcore.probe_search import DotUnit
 
-OPERANDS = {"bf16": "bf16", "fp8": "e4m3"}
-"""Operand type of a layout's dots."""
 DOTS = 65_536
+
+
+def operand_of(layout: str) -> str | None:
+    """Operand type of a layout's dots, as stored models name it; None where none was measured."""
+    core = layouts.find(layout).core
+    return named_model(core).operand if core else None
 
 
 class Verified(NamedTuple):
@@ -39,7 +44,7 @@ class Verified(NamedTuple):
         return f"{self.name} {self.model}, {state}"
 
 
-def verify_device_model(
+def compare_on(
     device: torch.device | str = "cuda", *, names: Iterable[str] | None = None, dots: int = DOTS, seed: int = 0
 ) -> list[Verified]:
     """Checks the stored models of this architecture: those named, or those of the kernels' operands, bf16 and e4m3.
@@ -54,10 +59,10 @@ def verify_device_model(
     def unit_of(operand: str, imprecise: int | None = None) -> DotUnit:
         return triton_unit(operand, device, imprecise=imprecise)
 
-    return verify_models(devices.architecture(device), unit_of, names=names, dots=dots, seed=seed)
+    return compare_models(devices.architecture(device), unit_of, names=names, dots=dots, seed=seed)
 
 
-def verify_models(
+def compare_models(
     architecture: str,
     unit_of: Callable[..., DotUnit],
     *,
@@ -65,7 +70,7 @@ def verify_models(
     dots: int = DOTS,
     seed: int = 0,
 ) -> list[Verified]:
-    """``verify_device_model`` for any architecture name and any way to get a unit for an operand.
+    """``compare_on`` for any architecture name and any way to get a unit for an operand.
 
     ``unit_of(operand)``, or ``unit_of(operand, n)`` for a model of ``max_num_imprecise_acc=n``."""
     found = []
@@ -86,7 +91,7 @@ def usual_models(architecture: str) -> set[str]:
         for stored in stored_models()
         if stored.architecture == architecture
         and stored.max_num_imprecise_acc is None
-        and stored.operand in OPERANDS.values()
+        and stored.operand in map(operand_of, layouts.names())
     }
 
 
@@ -109,8 +114,9 @@ def units(device: torch.device, operands: Sequence[str]) -> Iterable[tuple[DotUn
 
     major, minor = torch.cuda.get_device_capability(device)
     architecture = 10 * major + minor
-    for layout, operand in OPERANDS.items():
-        if operand not in operands or not configs.supports(architecture, layout):
+    for layout in layouts.names():
+        operand = operand_of(layout)
+        if operand is None or operand not in operands or not configs.supports(architecture, layout):
             continue
         for index, (rows, columns, warps) in enumerate(tile_shapes(architecture, layout)):
             unit = triton_unit(operand, device, rows=rows, columns=columns, warps=warps)
@@ -136,7 +142,7 @@ def report(device: torch.device, operands: Sequence[str], say: Callable[[str], N
         lines = finding.lines()
         for line in lines if first else lines[:1] if finding.model else lines[:2]:
             say(line)
-    stored = verify_device_model(device)
+    stored = compare_on(device)
     for result in stored:
         say(f"stored: {result}")
     return {

@@ -56,18 +56,7 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON types only."""
-        return {
-            "unit": self.unit,
-            "operand": self.operand,
-            "model": None if self.model is None else dataclasses.asdict(self.model),
-            "closest": dataclasses.asdict(self.closest),
-            "decided": [dataclasses.asdict(decision) for decision in self.decided],
-            "dots": self.dots,
-            "mismatches": self.mismatches,
-            "unexplained": self.unexplained,
-            "ieee_ratio": self.ieee_ratio,
-            "notes": list(self.notes),
-        }
+        return dataclasses.asdict(self)
 
     def lines(self) -> list[str]:
         """The report, a line each."""

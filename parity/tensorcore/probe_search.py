@@ -137,8 +137,10 @@ class Trials:
 
 
 def search(unit: DotUnit) -> tuple[Grouped, list[Decision], Trials]:
-    """The grouped model that the results of targeted trials point to, and why. It may still be wrong: a unit that adds by
-    another rule gives results as well. Only random dots tell (``probe_check``)."""
+    """The grouped model that the results of targeted trials point to, and why.
+
+    It may still be wrong: a unit that adds by another rule gives results as well. Only random dots tell
+    (``probe_check``)."""
     trials = Trials(unit)
     decided: list[Decision] = []
     kept = _kept(trials, decided)

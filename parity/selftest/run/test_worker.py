@@ -1,16 +1,24 @@
 """A user's function in the worker: results, broken conventions, crashes, hangs, and that the next case still runs."""
 
-from pathlib import Path
+import re
 
 import pytest
 import torch
 
+<<<<<<< HEAD
 from parity.run.operation import parse_case
-from parity.run.registry import load
+from parity.run.registry import builtin, load
+from parity.run.runner import InProcess
 from parity.run.worker import Worker, shared
+from parity.selftest.helpers import CPU, FAULTY
+=======
+from parity.ops.paged_logits.case import parse_case
+from parity.run.registry import builtin, load
+from parity.run.runner import InProcess
+from parity.run.worker import Worker, shared
+from parity.selftest.helpers import CPU, FAULTY, refuses
+>>>>>>> tests
 
-FAULTY = Path(__file__).parents[1] / "faulty.py"
-CPU = torch.device("cpu")
 CASE = parse_case("v1 lens=65,3 heads=8 seed=2")
 
 
@@ -20,26 +28,20 @@ def run(name, case=CASE, timeout=20.0, **options):
 
 
 def test_a_correct_function_gives_the_builtin_paths_result():
-    from parity.run.registry import builtin
-    from parity.run.runner import InProcess
-
     mine, theirs = run("correct"), InProcess(builtin(CPU)["torch-bf16"], CPU).run(CASE)
     assert mine.complaint is None
     torch.testing.assert_close(mine.output, theirs.output)
     assert torch.equal(mine.operands.q, theirs.operands.q)
 
 
-def test_out_is_given_to_functions_that_name_it():
-    for seed in (1, 2):
-        assert run("correct_out", parse_case(f"v1 lens=65,3 heads=8 seed={seed}")).complaint is None
+@pytest.mark.parametrize("seed", [1, 2])
+def test_out_is_given_to_functions_that_name_it(seed):
+    assert run("correct_out", parse_case(f"v1 lens=65,3 heads=8 seed={seed}")).complaint is None
 
 
-def test_printing_and_reading_do_not_disturb():
-    assert run("chatty").complaint is None
-
-
-def test_schedule_meta_is_built_as_the_contract_says():
-    assert run("needs_meta").complaint is None
+@pytest.mark.parametrize("name", ["chatty", "needs_meta"])
+def test_printing_reading_and_schedule_meta_are_no_complaint(name):
+    assert run(name).complaint is None
 
 
 def test_topk_returns_two_tensors():
@@ -57,35 +59,38 @@ def test_topk_returns_two_tensors():
     ],
 )
 def test_a_broken_convention_is_a_defect(name, sentence):
-    import re
-
     outcome = run(name)
     assert outcome.output is None and outcome.error is None
     assert re.search(sentence, outcome.defect), outcome.defect
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("name", "timeout", "sentence"),
     [
-        ("raises", "RuntimeError: no luck today at faulty.py"),
-        ("exits", "the function called sys.exit(3)"),
-        ("leaves", "the process ended with code 7 (last words)"),
-        ("segfaults", "killed by SIGSEGV"),
+        ("raises", 20.0, "RuntimeError: no luck today at faulty.py"),
+        ("exits", 20.0, "the function called sys.exit(3)"),
+        ("leaves", 20.0, "the process ended with code 7 (last words)"),
+        ("segfaults", 20.0, "killed by SIGSEGV"),
+        ("hangs", 0.5, "no answer within"),
     ],
 )
-def test_a_crash_is_an_error_of_that_case_alone(name, sentence):
-    outcome = run(name)
+def test_a_crash_or_a_hang_is_an_error_of_that_case_only(name, timeout, sentence):
+    outcome = run(name, timeout=timeout)
     assert outcome.output is None and sentence in outcome.error
     assert run("correct").complaint is None
 
 
+<<<<<<< HEAD
 def test_a_hang_ends_with_the_time_out():
     outcome = run("hangs", timeout=0.5)
     assert "no answer within" in outcome.error
     assert run("correct").complaint is None
 
 
-def test_repeats_tell_the_first_run_that_differs():
+def test_repeats_show_the_first_run_that_differs():
+=======
+def test_repeats_report_the_first_run_that_differs():
+>>>>>>> tests
     outcome = run("nondeterministic", repeats=4)
     index, again = outcome.differing
     assert index == 1 and not torch.equal(again, outcome.output)
@@ -113,7 +118,9 @@ def test_one_child_serves_all_functions():
 
 
 def test_a_builtin_needs_no_worker():
-    from parity.run.registry import builtin
-
+<<<<<<< HEAD
     with pytest.raises(ValueError, match="built-in"):
         Worker(builtin(CPU)["torch-bf16"], CPU)
+=======
+    refuses(ValueError, "built-in", Worker, builtin(CPU)["torch-bf16"], CPU)
+>>>>>>> tests

@@ -16,7 +16,7 @@ import torch
 from impl import configs
 from parity.cli import main as cli
 from parity.numerics.arithmetic import Grouped
-from parity.tensorcore.probe import tile_shapes, verify_device_model, verify_models
+from parity.tensorcore.probe import compare_models, compare_on, tile_shapes
 from parity.tensorcore.probe_check import DISTRIBUTIONS, Finding, count_mismatches, draw, probe
 from parity.tensorcore.probe_search import DotUnit, search
 
@@ -138,7 +138,7 @@ def test_report_is_json_and_names_what_decided():
     text = "\n".join(finding.lines())
     assert text.startswith("e4m3: grouped(32, 13, 13), 0 of 20,480 random dots differ")
     assert "kept = 13: 1 + 2**-d - 1 keeps 2**-d up to d = 13; 2**-14 gave 0" in text
-    assert "group = 32: two products of 2**-14 at 0 and 1 vanish beside +-1 at 2 to 31, not at 32" in text
+    assert "group = 32: two products of 2**-14 at 0 and 1 vanish next to +-1 at 2 to 31, not at 32" in text
     assert "1 * 1 - 1 * 1 = 0" in text
 
 
@@ -153,11 +153,11 @@ def test_specials_of_bf16_are_reported():
     assert "1 * 1 - 1 * 1 = 0" in notes
 
 
-def test_search_alone_is_quick_and_remembers_its_questions():
-    model, decided, asked = search(unit("bf16", Grouped(16, 25, 23)))
+def test_the_search_is_quick_and_remembers_its_trials():
+    model, decided, trials = search(unit("bf16", Grouped(16, 25, 23)))
     assert model == Grouped(16, 25, 23) and len(decided) == 8
-    assert asked.disagreements(model) == 0
-    assert asked.disagreements(dataclasses.replace(model, kept=24)) > 0
+    assert trials.disagreements(model) == 0
+    assert trials.disagreements(dataclasses.replace(model, kept=24)) > 0
 
 
 def test_findings_are_values():
@@ -166,14 +166,14 @@ def test_findings_are_values():
 
 def test_stored_models_are_verified_or_contradicted_by_todays_card():
     hopper = {"bf16": Grouped(16, 25, 23), "e4m3": Grouped(32, 13, 13)}
-    found = verify_models("sm_90", lambda operand: unit(operand, hopper[operand]))
+    found = compare_models("sm_90", lambda operand: unit(operand, hopper[operand]))
     assert [(r.operand, r.verified) for r in found] == [("bf16", True), ("e4m3", True)]
     assert str(found[1]) == "sm_90 e4m3 grouped(32, 13, 13), verified on 81,920 dots"
     hopper["e4m3"] = Grouped(32, 14, 13)
-    found = verify_models("sm_90", lambda operand: unit(operand, hopper[operand]))
+    found = compare_models("sm_90", lambda operand: unit(operand, hopper[operand]))
     assert [r.verified for r in found] == [True, False] and "the proved bound serves" in str(found[1])
-    assert verify_models("sm_1", lambda operand: unit(operand, hopper[operand])) == []
-    assert verify_device_model("cpu") == []
+    assert compare_models("sm_1", lambda operand: unit(operand, hopper[operand])) == []
+    assert compare_on("cpu") == []
 
 
 def test_tile_shapes_are_those_of_the_kernels():
@@ -225,9 +225,9 @@ def test_questions_go_through_the_instruction_that_the_kernels_use():
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_this_card_verifies_in_two_seconds():
-    verify_device_model("cuda", dots=1)  # compiles
+    compare_on("cuda", dots=1)  # compiles
     start = time.perf_counter()
-    assert all(result.verified for result in verify_device_model("cuda"))
+    assert all(result.verified for result in compare_on("cuda"))
     assert time.perf_counter() - start < 2
 
 

@@ -146,7 +146,7 @@ def verified(name, good=True):
 
 
 NAMES = ("sm_90 bf16", "sm_90 e4m3", "sm_90 e4m3 imprecise 32")
-ALL = arithmetic.Examined("auto", tuple(map(verified, NAMES)), 1.0, True)
+ALL = arithmetic.Verification("auto", tuple(map(verified, NAMES)), 1.0, True)
 
 
 def implementation(words, kernel="triton", spec=None):
@@ -181,14 +181,14 @@ def implementation(words, kernel="triton", spec=None):
     ],
 )
 def test_only_named_or_own_dots_are_exact(words, kernel, spec, said):
-    found = arithmetic.sharpened(implementation(words, kernel, spec), ALL, "sm_90")
+    found = arithmetic.with_verified_dot(implementation(words, kernel, spec), ALL, "sm_90")
     assert found.contract.describe_dot() == said
 
 
 def test_a_contradicted_model_sharpens_nothing_and_the_header_says_so():
-    found = arithmetic.Examined("auto", (verified("sm_90 e4m3", good=False),), 1.0, True)
+    found = arithmetic.Verification("auto", (verified("sm_90 e4m3", good=False),), 1.0, True)
     impl = implementation({"layout": "fp8"})
-    assert arithmetic.sharpened(impl, found, "sm_90") is impl
+    assert arithmetic.with_verified_dot(impl, found, "sm_90") is impl
     session = Session({"x": impl}, CPU, profile("smoke"), arithmetic=found)
     said = "contradicted by 12 of 81,920 dots; the proved bound serves"
     assert f"parity: dot arithmetic: sm_90 e4m3 grouped(32, 13, 13), {said}" in session.header()
@@ -202,13 +202,13 @@ def test_a_contradicted_model_sharpens_nothing_and_the_header_says_so():
 
 
 def test_what_was_examined_goes_to_other_processes_and_the_report():
-    assert arithmetic.Examined.from_dict(json.loads(json.dumps(ALL.as_dict()))) == ALL
+    assert arithmetic.Verification.from_dict(json.loads(json.dumps(ALL.as_dict()))) == ALL
     assert ALL.lines()[1] == "dot arithmetic: sm_90 e4m3 grouped(32, 13, 13), verified on 81,920 dots"
-    assert arithmetic.examine(CPU, [simulated()]).lines() == []
-    bound = arithmetic.examine(torch.device("cuda"), [], "bound")
-    assert bound.models == () and "--parity-arithmetic bound" in arithmetic.Examined("bound", cuda=True).lines()[0]
+    assert arithmetic.verify_models(CPU, [simulated()]).lines() == []
+    bound = arithmetic.verify_models(torch.device("cuda"), [], "bound")
+    assert bound.models == () and "--parity-arithmetic bound" in arithmetic.Verification("bound", cuda=True).lines()[0]
     with pytest.raises(ValueError, match="arithmetic: expected one of auto, bound, got 'fine'"):
-        arithmetic.examine(CPU, [], "fine")
+        arithmetic.verify_models(CPU, [], "fine")
     impl = simulated()
     check = find_check("bits/dots", LOGITS)
     found = row(impl, check, run_check(check, InProcess(impl, CPU), profile("smoke", examples=6)))
