@@ -1,16 +1,11 @@
 """Implementations: built-in names and routes, and every way in which a user's function cannot be loaded."""
 
 import os
-<<<<<<< HEAD
 import re
-=======
-import shutil
->>>>>>> tests
 
 import pytest
 import torch
 
-<<<<<<< HEAD
 from parity.run import interpreter, worker
 from parity.run.loading import SpecError
 from parity.run.operation import parse_case
@@ -21,14 +16,6 @@ from parity.run.worker import Worker
 from parity.selftest.helpers import CPU, FAULTY
 
 KERNELS = ("torch-bf16", "torch-fp8", "triton-bf16", "triton-fp8")
-=======
-from parity.ops.paged_logits.case import parse_case
-from parity.run import interpreter, worker
-from parity.run.registry import BUILTIN_NAMES, SpecError, builtin, load
-from parity.run.runner import InProcess
-from parity.selftest.helpers import CPU, FAULTY
-
->>>>>>> tests
 CASE = "v1 lens=65,3 heads=8 seed=2"
 
 
@@ -41,7 +28,6 @@ def test_every_builtin_is_listed_with_its_contract():
     assert found["topk"].op == "topk" and found["triton-bf16"].contract.batch_invariant
 
 
-<<<<<<< HEAD
 def test_builtins_are_chosen_by_operation_and_layout():
     """A layout by itself means paged logits; an operation without pages is not narrowed by a layout."""
     assert tuple(choose(CPU, None, None)) == tuple(builtin(CPU))
@@ -54,10 +40,6 @@ def test_builtins_are_chosen_by_operation_and_layout():
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_chosen_route_ran(name):
-=======
-@pytest.mark.parametrize("name", BUILTIN_NAMES[:4])
-def test_the_wanted_route_ran(name):
->>>>>>> tests
     impl = builtin(CPU)[name]
     if impl.absent:
         pytest.skip(impl.absent)
@@ -68,11 +50,7 @@ def test_the_wanted_route_ran(name):
 
 
 def test_a_silent_fallback_is_an_error(monkeypatch):
-<<<<<<< HEAD
     """The dispatcher reports another path than the one that was chosen."""
-=======
-    """The dispatcher claims another path than the wanted one."""
->>>>>>> tests
     from impl import dispatch
 
     impl = builtin(CPU)["torch-bf16"]
@@ -102,7 +80,6 @@ def refused(*arguments, **named):
     return text
 
 
-<<<<<<< HEAD
 def test_wrong_specs_are_one_sentence():
     assert "expected one of torch-bf16" in refused("torch-bf17")
     assert "expected a built-in name (parity list), module:function" in refused(":f")
@@ -119,44 +96,18 @@ def test_builtin_names_refuse_what_they_are_not():
     assert "reads bf16 pages" in refused("torch-bf16", "fp8")
     assert "is a function of paged_logits, got topk" in refused("torch-bf16", None, "topk")
     assert "op: expected one of paged_logits" in refused("torch-bf16", None, "scores")
-=======
-@pytest.mark.parametrize(
-    "spec, layout, sentence",
-    [
-        ("torch-bf17", None, "expected one of torch-bf16"),
-        (":f", None, "expected one of"),
-        ("no/such/file.py:f", "bf16", "there is no file"),
-        ("no_such_module:f", "bf16", "no module 'no_such_module'"),
-        (f"{FAULTY}:nothing", "bf16", "has no 'nothing'"),
-        (f"{FAULTY}:no_function", "bf16", "expected a function"),
-        (f"{FAULTY}:correct", None, "say bf16, fp8 or fp4"),
-        ("torch-bf16", "fp8", "reads bf16 pages"),
-    ],
-    ids=lambda value: str(value).rpartition("/")[2],
-)
-def test_wrong_specs_are_one_sentence(spec, layout, sentence):
-    assert sentence in refused(spec, layout)
 
 
-def test_a_builtin_name_refuses_another_operation():
-    assert "is a logits function" in refused("torch-bf16", None, "topk")
->>>>>>> tests
-
-
-@pytest.mark.parametrize(
-    "text, wanted",
-    [
-        ("def f(:\n", "SyntaxError"),
-        ("import no_such_thing_at_all\n", "no_such_thing_at_all"),
-        ("import os\nos._exit(5)\n", "code 5"),
-        ("import sys\nsys.exit(4)\n", "sys.exit(4)"),
-    ],
-    ids=["syntax", "missing module", "dies", "leaves"],
-)
-def test_a_broken_import_is_named(tmp_path, text, wanted):
-    file = tmp_path / "broken.py"
-    file.write_text(text)
-    assert wanted in refused(f"{file}:f", "bf16")
+def test_a_broken_import_is_named(tmp_path):
+    for name, text, wanted in (
+        ("syntax", "def f(:\n", "SyntaxError"),
+        ("missing", "import no_such_thing_at_all\n", "no_such_thing_at_all"),
+        ("dies", "import os\nos._exit(5)\n", "code 5"),
+        ("leaves", "import sys\nsys.exit(4)\n", "sys.exit(4)"),
+    ):
+        file = tmp_path / f"{name}.py"
+        file.write_text(text)
+        assert wanted in refused(f"{file}:f", "bf16")
 
 
 def test_contract_file_and_attribute(tmp_path):
@@ -170,23 +121,18 @@ def test_contract_file_and_attribute(tmp_path):
     file.write_text("layout = 7\n")
     assert "layout" in refused(f"{FAULTY}:correct", contract_path=str(file))
     assert "cannot be read" in refused(f"{FAULTY}:correct", contract_path=str(tmp_path / "none.toml"))
-<<<<<<< HEAD
     topk = load(f"{FAULTY}:topk_correct")
     assert (topk.op, topk.layout, topk.arguments) == ("topk", "", ("--impl", f"{FAULTY}:topk_correct", "--op", "topk"))
 
 
 def test_a_contract_for_other_devices_makes_it_absent(tmp_path):
     file = tmp_path / "contract.toml"
-=======
-    assert load(f"{FAULTY}:topk_correct").stage == "topk"
->>>>>>> tests
     file.write_text('layout = "bf16"\ndevices = ["sm_90"]\n')
     assert "sm_90" in (load(f"{FAULTY}:correct", contract_path=str(file)).absent or "")
 
 
 def test_modules_come_from_pythonpath_before_the_current_folder(tmp_path, monkeypatch):
     """The current folder comes last, so that a file there shadows nothing."""
-<<<<<<< HEAD
     text = FAULTY.read_text()
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
@@ -195,14 +141,7 @@ def test_modules_come_from_pythonpath_before_the_current_folder(tmp_path, monkey
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.syspath_prepend(str(tmp_path / "here"))  # as `python -m` does
     assert search_path()[-1] == str(tmp_path / "here")
-=======
-    shutil.copy(FAULTY, tmp_path / "kernel_of_mine.py")
-    (tmp_path / "json.py").write_text("raise RuntimeError('shadowed')\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))  # as `python -m` does
-    assert worker.search_path()[-1] == str(tmp_path)
->>>>>>> tests
     worker.shared().stop()
     impl = load("kernel_of_mine:correct", "bf16")
-    assert worker.Worker(impl, CPU).run(parse_case(CASE)).complaint is None
+    assert Worker(impl, CPU).run(parse_case(CASE)).complaint is None
     worker.shared().stop()
