@@ -98,7 +98,7 @@ def gather(scene: Scene) -> StepResult:
         check_claim(
             wanted > 16e9,
             f"{rows:,} rows x {pages} pages x 64 slots x 256 bytes: the gather needs {wanted / 1e9:.1f} GB, and with "
-            f"its scores for {guess.workspace / 1e9:.1f} GB; a 16 GB GPU has neither.",
+            f"its scores {guess.workspace / 1e9:.1f} GB; a 16 GB GPU has neither.",
         )
     ]
     figures: dict[str, Any] = {"wanted": wanted, "predicted": guess.workspace}

@@ -18,13 +18,13 @@ FAULTY = Path(__file__).with_name("faulty.py")
 CPU = torch.device("cpu")
 
 
-def refuses(error: type[Exception], sentence: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+def refuses(error: type[BaseException], sentence: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> None:
     """Asserts that the call raises `error` with a message in which the pattern `sentence` is found."""
     with pytest.raises(error, match=sentence):
         call(*arguments, **named)
 
 
-def refusals(table: dict[str, Callable[..., Any]], error: type[Exception] = ValueError) -> Callable[[str], None]:
+def refusals(table: dict[str, Callable[..., Any]], error: type[BaseException] = ValueError) -> Callable[[str], None]:
     """A test per row of sentence (a pattern) and call: the call raises `error` with that sentence."""
 
     @pytest.mark.parametrize("sentence", table)

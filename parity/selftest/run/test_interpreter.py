@@ -2,12 +2,14 @@
 
 import contextlib
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
 import torch
 
 from parity.run import interpreter
+from parity.selftest.helpers import seeded
 
 pytest.importorskip("triton")
 import triton
@@ -52,17 +54,28 @@ def _masked(a, out, size, N: tl.constexpr):
     tl.store(out + i, tl.load(a + i * 1000, mask=i < size, other=0.0), mask=i < size)
 
 
+@triton.jit
+def _times(a, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(a + i) * 65536)
+
+
 def drawn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, generator=seeded(seed))
+
+
+def run(kernel, *operands, dtype=torch.float32):
+    """The result of a kernel on operands of one shape, by the corrected interpreter."""
+    out = torch.empty(operands[0].shape, dtype=dtype)
+    with interpreter.corrected():
+        kernel[(1,)](*operands, out, len(out))
+    return out
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
-def test_dots_of_small_formats_are_right_when_corrected(dtype):
+def test_dots_of_small_formats_are_correct_when_corrected(dtype):
     a, b = drawn(16, 16).to(dtype), drawn(16, 16, seed=1).to(dtype)
-    out = torch.empty(16, 16)
-    with interpreter.corrected():
-        _dot[(1,)](a, b, out, 16)
-    torch.testing.assert_close(out, a.float() @ b.float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(run(_dot, a, b), a.float() @ b.float(), rtol=1e-5, atol=1e-5)
 
 
 def test_the_defect_is_there_without_the_correction():
@@ -80,47 +93,35 @@ def test_the_order_of_a_dot_does_not_depend_on_its_tile(depth):
     a, b = (rng.standard_normal((count, depth)).astype(np.float32) for count in (128, 96))
     whole = interpreter.ordered_product(a, b.T, np.float32)
     assert np.allclose(whole, a.astype(np.float64) @ b.T.astype(np.float64), rtol=1e-4, atol=1e-4)
-    for rows in (1, 2, 3, 16, 33, 64, 128):
-        for columns in (1, 2, 7, 8, 24, 96):
-            for first in (0, 5, 96 - columns):
-                part = interpreter.ordered_product(a[:rows], b[first : first + columns].T, np.float32)
-                assert np.array_equal(part, whole[:rows, first : first + columns]), (rows, columns, first)
+    for rows, columns in itertools.product((1, 2, 3, 16, 33, 64, 128), (1, 2, 7, 8, 24, 96)):
+        for first in (0, 5, 96 - columns):
+            part = interpreter.ordered_product(a[:rows], b[first : first + columns].T, np.float32)
+            assert np.array_equal(part, whole[:rows, first : first + columns]), (rows, columns, first)
     stacked = interpreter.ordered_product(np.stack([a, a[::-1]]), np.stack([b.T, b.T]), np.float32)
     assert np.array_equal(stacked[0], whole) and np.array_equal(stacked[1], whole[::-1])
 
 
-def test_bf16_sums_round_to_nearest():
-    a, b, out = drawn(64).bfloat16(), drawn(64, seed=1).bfloat16(), torch.empty(64, dtype=torch.bfloat16)
-    with interpreter.corrected():
-        _add[(1,)](a, b, out, 64)
-    assert torch.equal(out, a + b)
-
-
-def test_bf16_comparisons_see_values():
-    a, b, out = drawn(64).bfloat16(), drawn(64, seed=1).bfloat16(), torch.empty(64)
-    with interpreter.corrected():
-        _less[(1,)](a, b, out, 64)
-    assert torch.equal(out, (a < b).float())
+def test_bf16_sums_round_to_nearest_and_comparisons_see_values():
+    a, b = drawn(64).bfloat16(), drawn(64, seed=1).bfloat16()
+    assert torch.equal(run(_add, a, b, dtype=torch.bfloat16), a + b)
+    assert torch.equal(run(_less, a, b), (a < b).float())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
 def test_narrowing_is_to_nearest_and_saturates(dtype):
     top = torch.finfo(dtype).max if dtype != torch.bfloat16 else 3e38
     a = torch.cat([drawn(60) * 100, torch.tensor([0.0, -0.0, 1e-9, 0.4])]).clamp(-top, top)
-    out = torch.empty(64, dtype=dtype)
-    with interpreter.corrected():
-        _cast[(1,)](a, out, 64)
-    assert torch.equal(out.float(), a.to(dtype).float())
+    assert torch.equal(run(_cast, a, dtype=dtype).float(), a.to(dtype).float())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
-def test_widening_is_exact_for_every_pattern(dtype):
-    bits = torch.arange(256, dtype=torch.uint8) if dtype != torch.bfloat16 else torch.arange(-(2**15), 2**15)
-    a = bits.to(torch.uint8 if dtype != torch.bfloat16 else torch.int16).view(dtype)
-    out = torch.empty(len(a))
-    with interpreter.corrected():
-        _cast[(1,)](a, out, len(a))
-    assert torch.equal(out.nan_to_num(7e7), a.float().nan_to_num(7e7))
+@pytest.mark.parametrize(
+    "bits, dtype",
+    [(torch.arange(-(2**15), 2**15).to(torch.int16), torch.bfloat16), (torch.arange(256).byte(), torch.float8_e4m3fn)],
+    ids=["bf16", "e4m3"],
+)
+def test_widening_is_exact_for_every_pattern(bits, dtype):
+    a = bits.view(dtype)
+    torch.testing.assert_close(run(_cast, a), a.float(), rtol=0, atol=0, equal_nan=True)
 
 
 def test_round_bf16_keeps_nan_and_infinity():
@@ -143,9 +144,8 @@ def test_corrections_end_with_the_block():
 @pytest.mark.parametrize("offset", [1, -1, 1 << 20, -(1 << 20)])
 def test_an_address_outside_every_tensor_is_refused(offset):
     a, out = drawn(16), torch.empty(16)
-    with pytest.raises(Exception, match="outside every tensor") as caught:
-        with interpreter.watched():
-            _read[(1,)](a, out, offset, 16)
+    with pytest.raises(Exception, match="outside every tensor") as caught, interpreter.watched():
+        _read[(1,)](a, out, offset, 16)
     assert isinstance(interpreter.cause(caught.value), interpreter.OutOfBounds)
 
 
@@ -175,15 +175,9 @@ def test_a_dry_launch_writes_nothing_and_shows_its_grid():
     assert watch.launches[0].excess() is None and torch.equal(out, a)
 
 
-@triton.jit
-def _times(a, out, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(out + i, tl.load(a + i) * 65536)
-
-
 @pytest.mark.parametrize("debug", [False, True])
-def test_integers_wrap_as_on_a_card_unless_debugging_asserts(debug, monkeypatch):
-    """What is left out while watching is the check alone, and only where nothing would have come of it."""
+def test_integers_wrap_as_on_a_gpu_unless_debugging_asserts(debug, monkeypatch):
+    """What is left out while watching is only the check, and only where nothing would have come of it."""
     module = interpreter._interpreter()
     options = dataclasses.replace(module.interpreter_builder.options, debug=debug)
     monkeypatch.setattr(module.interpreter_builder, "options", options)
@@ -205,7 +199,6 @@ def test_dtypes_of_numpy_are_the_interpreters_own(kind):
 
 
 def test_prepare_respects_the_environment(monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    assert interpreter.prepare("cpu") is False
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert interpreter.prepare("cpu") is True
+    for value, interprets in (("0", False), ("1", True)):
+        monkeypatch.setenv("TRITON_INTERPRET", value)
+        assert interpreter.prepare("cpu") is interprets

@@ -1,13 +1,12 @@
 """Counting bytes, choosing a device, and saying where numbers come from."""
 
 import json
+import re
 
-import pytest
 import torch
 
 from parity.run import device, memory
-
-CPU = torch.device("cpu")
+from parity.selftest.helpers import CPU, refuses
 
 
 def test_the_peak_is_what_lives_at_once():
@@ -35,13 +34,16 @@ def test_the_gather_of_the_seed_story_is_named_by_its_formula():
 def test_devices_are_chosen_by_name(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert device.resolve("auto") == device.resolve("cpu") == CPU
-    with pytest.raises(ValueError, match="no CUDA device"):
-        device.resolve("cuda")
-    with pytest.raises(ValueError, match="expected one of auto, cpu, cuda, got 'tpu'"):
-        device.resolve("tpu")
+    refuses(ValueError, "no CUDA device", device.resolve, "cuda")
+    refuses(ValueError, "expected one of auto, cpu, cuda, got 'tpu'", device.resolve, "tpu")
 
 
-def test_provenance_is_plain_json():
+def test_provenance_is_plain_json_with_the_checkouts_commit_unless_it_is_named(monkeypatch):
+    monkeypatch.setattr(device, "commit", device.commit.__wrapped__)  # without the cache
+    monkeypatch.delenv("PARITY_COMMIT", raising=False)
     found = device.provenance(CPU)
     assert json.loads(json.dumps(found)) == found
     assert found["torch"] == torch.__version__ and found["architecture"] == "cpu" and found["driver"] is None
+    assert found["commit"] is None or re.fullmatch(r"[0-9a-f]{40}\+?", found["commit"])
+    monkeypatch.setenv("PARITY_COMMIT", "0123abc")
+    assert device.provenance(CPU)["commit"] == "0123abc"

@@ -2,33 +2,44 @@
 
 import os
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
-from parity.run import interpreter
+from parity.run import interpreter, worker
 from parity.run.loading import SpecError
 from parity.run.operation import parse_case
+from parity.run.processes import search_path
 from parity.run.registry import builtin, choose, load
 from parity.run.runner import InProcess
-from parity.run.worker import Worker, search_path
+from parity.run.worker import Worker
+from parity.selftest.helpers import CPU, FAULTY
 
-HERE = Path(__file__).parents[1]
-FAULTY = HERE / "faulty.py"
-CPU = torch.device("cpu")
+KERNELS = ("torch-bf16", "torch-fp8", "triton-bf16", "triton-fp8")
 CASE = "v1 lens=65,3 heads=8 seed=2"
 
 
 def test_every_builtin_is_listed_with_its_contract():
     found = builtin(CPU)
-    assert len(found) == 19 and all(name == impl.name for name, impl in found.items())
-    assert [impl.layout for impl in found.values()][:4] == ["bf16", "fp8", "bf16", "fp8"]
-    assert found["topk"].op == "topk" and not found["topk"].layout and found["triton-bf16"].contract.batch_invariant
+    assert tuple(found)[:5] == (*KERNELS, "topk") and all(name.startswith("store-") for name in tuple(found)[5:])
+    assert [found[name].layout for name in KERNELS] == ["bf16", "fp8", "bf16", "fp8"]
+    assert all(impl.name == name == impl.arguments[1] for name, impl in found.items())
+    assert all((impl.op, impl.layout) == (impl.contract.op, impl.contract.layout) for impl in found.values())
+    assert found["topk"].op == "topk" and found["triton-bf16"].contract.batch_invariant
 
 
-@pytest.mark.parametrize("name", list(builtin(CPU))[:4])
-def test_the_route_that_was_chosen_ran(name):
+def test_builtins_are_chosen_by_operation_and_layout():
+    """A layout by itself means paged logits; an operation without pages is not narrowed by a layout."""
+    assert tuple(choose(CPU, None, None)) == tuple(builtin(CPU))
+    assert tuple(choose(CPU, None, "fp8")) == tuple(choose(CPU, "paged_logits", "fp8")) == KERNELS[1::2]
+    assert tuple(choose(CPU, "topk", "fp8")) == ("topk",)
+    assert {impl.layout for impl in choose(CPU, "store", "fp4").values()} == {"fp4"}
+    with pytest.raises(SpecError, match="no built-in implementation of compressor"):
+        choose(CPU, "compressor", None)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_chosen_route_ran(name):
     impl = builtin(CPU)[name]
     if impl.absent:
         pytest.skip(impl.absent)
@@ -39,7 +50,7 @@ def test_the_route_that_was_chosen_ran(name):
 
 
 def test_a_silent_fallback_is_an_error(monkeypatch):
-    """The dispatcher claims another path than the chosen one."""
+    """The dispatcher reports another path than the one that was chosen."""
     from impl import dispatch
 
     impl = builtin(CPU)["torch-bf16"]
@@ -71,26 +82,20 @@ def refused(*arguments, **named):
 
 def test_wrong_specs_are_one_sentence():
     assert "expected one of torch-bf16" in refused("torch-bf17")
-    assert "expected one of" in refused(":f")
+    assert "expected a built-in name (parity list), module:function" in refused(":f")
     assert "there is no file" in refused("no/such/file.py:f", "bf16")
     assert re.search("no module 'no_such_module'", refused("no_such_module:f", "bf16"))
     assert "has no 'nothing'" in refused(f"{FAULTY}:nothing", "bf16")
     assert "expected a function" in refused(f"{FAULTY}:no_function", "bf16")
-    assert "so say which of the layouts" in refused(f"{FAULTY}:correct")
+    assert "say which of the layouts" in refused(f"{FAULTY}:correct")
+    assert "op: expected one of paged_logits, topk" in refused(f"{FAULTY}:correct", "bf16", "scores")
+    assert "must be one of bf16, fp8, fp4, got 'fp9'" in refused(f"{FAULTY}:correct", "fp9")
 
 
 def test_builtin_names_refuse_what_they_are_not():
     assert "reads bf16 pages" in refused("torch-bf16", "fp8")
-    assert "is a function of paged_logits" in refused("torch-bf16", None, "topk")
+    assert "is a function of paged_logits, got topk" in refused("torch-bf16", None, "topk")
     assert "op: expected one of paged_logits" in refused("torch-bf16", None, "scores")
-
-
-def test_builtins_are_chosen_by_operation_and_layout():
-    assert list(choose(CPU, None, "fp8")) == ["torch-fp8", "triton-fp8"], "a layout without an operation means logits"
-    assert list(choose(CPU, "topk", "bf16")) == ["topk"], "top-k has no pages, so any layout leaves it"
-    assert {impl.layout for impl in choose(CPU, "store", "fp4").values()} == {"fp4"}
-    with pytest.raises(SpecError, match="operation compressor"):
-        choose(CPU, "compressor", None)
 
 
 def test_a_broken_import_is_named(tmp_path):
@@ -116,7 +121,8 @@ def test_contract_file_and_attribute(tmp_path):
     file.write_text("layout = 7\n")
     assert "layout" in refused(f"{FAULTY}:correct", contract_path=str(file))
     assert "cannot be read" in refused(f"{FAULTY}:correct", contract_path=str(tmp_path / "none.toml"))
-    assert load(f"{FAULTY}:topk_correct").op == "topk"
+    topk = load(f"{FAULTY}:topk_correct")
+    assert (topk.op, topk.layout, topk.arguments) == ("topk", "", ("--impl", f"{FAULTY}:topk_correct", "--op", "topk"))
 
 
 def test_a_contract_for_other_devices_makes_it_absent(tmp_path):
@@ -127,7 +133,7 @@ def test_a_contract_for_other_devices_makes_it_absent(tmp_path):
 
 def test_modules_come_from_pythonpath_before_the_current_folder(tmp_path, monkeypatch):
     """The current folder comes last, so that a file there shadows nothing."""
-    text = (HERE / "faulty.py").read_text()
+    text = FAULTY.read_text()
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     (tmp_path / "here" / "kernel_of_mine.py").write_text(text)
@@ -135,8 +141,6 @@ def test_modules_come_from_pythonpath_before_the_current_folder(tmp_path, monkey
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.syspath_prepend(str(tmp_path / "here"))  # as `python -m` does
     assert search_path()[-1] == str(tmp_path / "here")
-    from parity.run import worker
-
     worker.shared().stop()
     impl = load("kernel_of_mine:correct", "bf16")
     assert Worker(impl, CPU).run(parse_case(CASE)).complaint is None

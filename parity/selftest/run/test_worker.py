@@ -1,16 +1,16 @@
 """A user's function in the worker: results, broken conventions, crashes, hangs, and that the next case still runs."""
 
-from pathlib import Path
+import re
 
 import pytest
 import torch
 
 from parity.run.operation import parse_case
-from parity.run.registry import load
+from parity.run.registry import builtin, load
+from parity.run.runner import InProcess
 from parity.run.worker import Worker, shared
+from parity.selftest.helpers import CPU, FAULTY
 
-FAULTY = Path(__file__).parents[1] / "faulty.py"
-CPU = torch.device("cpu")
 CASE = parse_case("v1 lens=65,3 heads=8 seed=2")
 
 
@@ -20,9 +20,6 @@ def run(name, case=CASE, timeout=20.0, **options):
 
 
 def test_a_correct_function_gives_the_builtin_paths_result():
-    from parity.run.registry import builtin
-    from parity.run.runner import InProcess
-
     mine, theirs = run("correct"), InProcess(builtin(CPU)["torch-bf16"], CPU).run(CASE)
     assert mine.complaint is None
     torch.testing.assert_close(mine.output, theirs.output)
@@ -57,8 +54,6 @@ def test_topk_returns_two_tensors():
     ],
 )
 def test_a_broken_convention_is_a_defect(name, sentence):
-    import re
-
     outcome = run(name)
     assert outcome.output is None and outcome.error is None
     assert re.search(sentence, outcome.defect), outcome.defect
@@ -85,7 +80,7 @@ def test_a_hang_ends_with_the_time_out():
     assert run("correct").complaint is None
 
 
-def test_repeats_tell_the_first_run_that_differs():
+def test_repeats_show_the_first_run_that_differs():
     outcome = run("nondeterministic", repeats=4)
     index, again = outcome.differing
     assert index == 1 and not torch.equal(again, outcome.output)
@@ -113,7 +108,5 @@ def test_one_child_serves_all_functions():
 
 
 def test_a_builtin_needs_no_worker():
-    from parity.run.registry import builtin
-
     with pytest.raises(ValueError, match="built-in"):
         Worker(builtin(CPU)["torch-bf16"], CPU)
