@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from impl.topk import topk_to_slots
 from impl.torch_path import torch_bf16_paged_mqa_logits
 from parity.cli import main as cli
+from parity.cli.golden import TRUTHS
 from parity.command import CommandError
 from parity.domain.contract import Contract
 from parity.gate import goldens as golden
@@ -359,3 +360,24 @@ def test_the_repositorys_goldens_are_small_and_complete():
     for entry in manifest.values():
         assert hashlib.sha256((place / entry["file"]).read_bytes()).hexdigest() == entry["sha256"]
     assert bad(rows_of(place)) == []
+
+
+def test_every_kind_of_truth_is_renewed_the_same_way(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("CI", raising=False)
+    assert tuple(golden.truths()) == TRUTHS
+    content = {"a": {"x": 1.5, "y": 2}}
+    toy = stored.Truth("digests", "truth", lambda folder: [("toy.json", stored.as_json(content))])
+    monkeypatch.setattr(golden, "truths", lambda: {"digests": toy})
+    words = ["--fixtures", str(tmp_path)]
+    path = tmp_path / "truth" / "toy.json"
+    assert cli.main(["golden", "regenerate", "digests", *words]) == 1 and not path.exists()
+    assert cli.main(["golden", "diff", *words]) == 1 and "truth/toy.json: new, 2 entries" in capsys.readouterr().out
+    assert cli.main(["golden", "accept", *words]) == 0 and json.loads(path.read_text()) == content
+    content["a"]["x"] = 2.5
+    assert cli.main(["golden", "regenerate", "digests", *words]) == 1
+    assert cli.main(["golden", "diff", *words]) == 1
+    assert "truth/toy.json: a / x: 1.5 -> 2.5" in capsys.readouterr().out
+    assert cli.main(["golden", "accept", *words]) == 0 and json.loads(path.read_text()) == content
+    assert cli.main(["golden", "accept", *words]) == 2 and "nothing is pending" in capsys.readouterr().err
+    assert cli.main(["golden", "regenerate", "nothing", *words]) == 2
+    assert "no stored truth is called 'nothing'" in capsys.readouterr().err
