@@ -1,15 +1,12 @@
 """The store's published modes give DeepSeek's recorded keys, bit for bit, and no other mode does."""
 
-from pathlib import Path
-
 import pytest
-import torch
 
 from parity.build import host_store
 from parity.recorded.stored import EQUAL, NEAR, compare, recorded_keys
+from parity.selftest.helpers import CPU
+from parity.selftest.helpers import OFFICIAL as FOLDER
 
-FOLDER = Path(__file__).resolve().parents[3] / "fixtures" / "official"
-CPU = torch.device("cpu")
 pytestmark = [
     pytest.mark.skipif(host_store.missing() is not None, reason=f"not executed: {host_store.missing()}"),
     pytest.mark.skipif(not FOLDER.is_dir(), reason="the recordings are not shipped with the package"),
