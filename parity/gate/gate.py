@@ -5,6 +5,7 @@ Everything heavy runs in processes of its own, so that a crash there still ends 
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import time
@@ -19,7 +20,7 @@ from parity import tables
 from parity.command import CommandError, append_text, say, write_json, write_text
 from parity.domain.profiles import profile
 from parity.faults import mutants
-from parity.gate import goldens, junit
+from parity.gate import goldens
 from parity.golden import stored
 from parity.results import Report, Row, plural
 from parity.run import device as devices
@@ -73,6 +74,8 @@ class Options:
 
 def gate(options: Options) -> int:
     """Run everything that `options` names, print the tables and the verdict line, write the files; the exit code."""
+    if options.junit:  # a missing package is refused before the work, and needed for nothing else
+        importlib.import_module("parity.gate.junit")
     golden = locate_goldens(options.fixtures)
     started = time.time()
     session = session_of(options)
@@ -231,13 +234,20 @@ def show_diagnosis(rows: Sequence[Row], device: str, contract: str | None) -> No
     processes.call(command, output=1)
 
 
+def junit_text(report: Report) -> str:
+    """The report as JUnit XML."""
+    from parity.gate import junit
+
+    return junit.text(report)
+
+
 def write_files(options: Options, report: Report) -> None:
     """The files that the options name, each tried; CommandError on those that could not be written."""
     text = tables.markdown(report)
     problems = []
     for path, write in (
         (options.json, lambda path: write_json(path, report.to_json())),
-        (options.junit, lambda path: write_text(path, junit.text(report))),
+        (options.junit, lambda path: write_text(path, junit_text(report))),
         (options.markdown, lambda path: write_text(path, text)),
         (os.environ.get("GITHUB_STEP_SUMMARY"), lambda path: append_text(path, text)),
     ):

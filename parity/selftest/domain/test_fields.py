@@ -86,7 +86,7 @@ def string(op: str, **changes: str) -> str:
 
 
 def test_every_field_of_every_operation_is_tried():
-    assert list(FIELDS) == list(BUILTIN)
+    assert set(FIELDS) == set(BUILTIN)
     for op, tried in FIELDS.items():
         assert sorted(tried) == sorted(words_of(find(op).case))
 

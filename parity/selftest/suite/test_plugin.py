@@ -27,7 +27,8 @@ def run_pytest(folder, *words, **environment):
 
 
 def user(name, layout="bf16"):
-    return ["--parity-impl", f"{FAULTY}:{name}", "--parity-layout", layout]
+    """The functions of faulty.py know nothing but a CPU."""
+    return ["--parity-impl", f"{FAULTY}:{name}", "--parity-layout", layout, "--parity-device", "cpu"]
 
 
 def test_a_correct_function_from_another_folder(tmp_path):
