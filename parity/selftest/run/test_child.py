@@ -29,8 +29,7 @@ def f(**named):
     pathlib.Path("pids.tmp").rename("pids")
     time.sleep(600)
 """
-RUN = ("run", "--case", "v2 op=paged_logits lens=3 heads=8", "--layout", "bf16", "--device", "cpu")
-RUN += ("--check", "layout/exact")
+RUN = ("run", "--case", "v2 op=paged_logits lens=3 heads=8", *"--layout bf16 --device cpu --check layout/exact".split())
 
 
 def parity(folder: Path, *words: str, flags: tuple[str, ...] = (), **environment: str) -> subprocess.Popen[str]:
