@@ -29,7 +29,8 @@ def f(**named):
     pathlib.Path("pids.tmp").rename("pids")
     time.sleep(600)
 """
-RUN = ("run", "--case", "v2 op=paged_logits lens=3 heads=8", *"--layout bf16 --device cpu --check layout/exact".split())
+CASE = "v2 op=paged_logits lens=3 heads=8"
+RUN = ("run", "--case", CASE, "--layout", "bf16", "--device", "cpu", "--check", "layout/exact")
 
 
 def parity(folder: Path, *words: str, flags: tuple[str, ...] = (), **environment: str) -> subprocess.Popen[str]:
