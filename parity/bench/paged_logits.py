@@ -155,8 +155,8 @@ def measure(work: Workload, device: torch.device, against: dict[str, Any], round
         function(**named, out=result)
 
     if work.ceiling == "latency":
-        alone, chain = graph_of([call]), graph_of([call] * 20)
-        one, many = (statistics.median(t) for t in in_turn([(alone.replay, 200), (chain.replay, 10)], rounds))
+        single, chain = graph_of([call]), graph_of([call] * 20)
+        one, many = (statistics.median(t) for t in in_turn([(single.replay, 200), (chain.replay, 10)], rounds))
         found |= {"microseconds": 1e3 * one, "microseconds_back_to_back": 1e3 * many / 20}
         return judged(found | {"value": 1e3 * one, "unit": "us per replay"}, most=True)
     reference, amount = against[work.ceiling]
