@@ -18,7 +18,7 @@ from parity.recorded.files import Recording, RecordingError, read_folder
 from parity.run import device as devices
 from reference import exact, rope
 
-# The modes that keep the published arithmetic: at 256, 132 and 68 bytes a slot.
+# The modes that keep the published arithmetic: at 256, 132 and 68 bytes per slot.
 EQUAL = (Mode("bf16", "published", True), Mode("fp8_pow2", "published", True), Mode("fp4", "published"))
 # What differs if one of its steps is missing: a bf16 rounding inside, the fp4 step, the power of two.
 NEAR = (Mode("bf16", "fused", True), Mode("bf16", "published"), Mode("fp8", "published", True))

@@ -55,7 +55,7 @@ def text(compiler: str, kernels: Mapping[str, Mapping[str, Any]]) -> str:
 def judge(rows: list[Row], folder: Path | None) -> list[str]:
     """Fail the rows that differ from the golden of their compiler, add one for each golden without a row; the notes.
 
-    Rows that failed already keep their reason. An architecture of which nothing was compiled is left as it is.
+    Rows that failed already keep their reason. An architecture of which nothing was compiled is not judged.
     """
     notes = []
     for compiler, mine in _by_compiler(rows).items():

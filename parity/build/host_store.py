@@ -115,9 +115,9 @@ def build(source: Path = SOURCE, *, sanitised: bool = False, mode: Mode | None =
             lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
             raise HostStoreError(f"{Path(words[0]).name} refused {source.name}: {' | '.join(lines[:3])[:500]}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f"{path.name}.{os.getpid()}")
-        shutil.copy2(made, beside)
-        os.replace(beside, path)
+        copy = path.with_name(f"{path.name}.{os.getpid()}")
+        shutil.copy2(made, copy)
+        os.replace(copy, path)
     return path
 
 

@@ -116,7 +116,7 @@ def verify(
 
 def none_found() -> Row:
     """The row that says that no goldens were found."""
-    message = "no goldens beside the package or in ./fixtures (--fixtures DIR names another place)"
+    message = "no goldens next to the package or in ./fixtures (--fixtures DIR names another place)"
     return Row(REFERENCE, GOLDEN, "verify", Status.NOT_RUN, message=message)
 
 
@@ -266,5 +266,5 @@ def waiting(given: str | None) -> list[Path]:
     """The folders of the fixtures in which files are pending; CommandError where there are no fixtures."""
     places = dict.fromkeys(filter(None, (stored.locate(folder, given) for folder in stored.FOLDERS)))
     if not places:
-        raise CommandError("no stored truths beside the package or in ./fixtures: name the folder with --fixtures DIR")
+        raise CommandError("no stored truths next to the package or in ./fixtures: name the folder with --fixtures DIR")
     return [place for place in places if stored.pending(place)]

@@ -19,7 +19,7 @@ from parity.command import CommandError, refuse_in_ci, sentence
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFEST, PENDING = "manifest.json", ".pending"
-# Folders of `fixtures/`, and a file that tells ours from anything else that a folder `fixtures` may hold.
+# Folders of `fixtures/`, and a file that shows that one is ours, since any project may have a folder `fixtures`.
 FOLDERS = {"golden": "manifest*.json", "predicted": "manifest*.json", "truth": "*.json", "compile": "*-[0-9]*.json"}
 
 

@@ -63,7 +63,7 @@ def interval(got: Tensor, result: Approximate) -> Judged:
 
 
 def matmul(x: Tensor, weight: Tensor, steps: float | None = None) -> Approximate:
-    """x [..., K] times weight [N, K] transposed, of operands as stored; K float32 steps by default."""
+    """x [..., K] times weight [N, K] transposed, of operands as stored; `steps` float32 steps, K by default."""
     wide_x, wide_w = exact.widen(x), exact.widen(weight).t()
     error = gamma(x.shape[-1] if steps is None else steps) * (wide_x.abs() @ wide_w.abs())
     return Approximate(wide_x @ wide_w, error)

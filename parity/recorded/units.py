@@ -38,7 +38,7 @@ def replay_quirk(run: Replay, params: IndexerParams) -> None:
     """Stored keys of a 3-token prompt and 9 steps, on a fresh module and on one that ran another prompt before.
 
     The published module does not clear its overlap window, so that key 0 of the second run pools the first prompt's
-    last four tokens. `run` holds the tokens and the keys only: both are judged through the whole chain.
+    last four tokens. `run` holds only the tokens and the keys: both are judged through the whole chain.
     """
     x = run.read("x")
     run.read("qr")

@@ -182,8 +182,8 @@ def _kept(trials: Trials, decided: list[Decision]) -> int:
 
 
 def _group(trials: Trials, kept: int, decided: list[Decision]) -> int:
-    """Two small products first, each just too small next to the large pair. Alone in a group they add up to something
-    that is kept, so the first index at which the large pair no longer hides them begins the next group."""
+    """Two small products first, each just too small next to the large pair. By themselves in a group they add up to
+    something that is kept, so the first index at which the large pair no longer hides them begins the next group."""
     top, depth = 2.0**trials.range.top, trials.unit.depth
     small = top * 2.0 ** -(kept + 1)
     if not _representable(trials, small):
@@ -243,7 +243,7 @@ def _product_exponent(trials: Trials, kept: int, decided: list[Decision]) -> str
     (answer,) = trials.run([[(0, a, b), trials.product(1, small), (2, -a, b)]])
     value = "operands" if answer == small else "product"
     fate = "kept" if answer == small else "lost"
-    decided.append(Decision("product_exponent", value, f"beside 1.5 * 1.5 the last kept unit of 1 * 1 is {fate}"))
+    decided.append(Decision("product_exponent", value, f"next to 1.5 * 1.5 the last kept unit of 1 * 1 is {fate}"))
     return value
 
 
@@ -311,13 +311,13 @@ def _subnormals(trials: Trials, kept: int, product_exponent: str, decided: list[
         decided.append(Decision("subnormals", "minimum", "subnormal operands count as zero here, which no model has"))
         return "minimum"
     if answer == small:
-        reason = f"beside a subnormal leader of true exponent {lead} a product of 2**{lead - kept} is kept"
+        reason = f"next to a subnormal leader of true exponent {lead} a product of 2**{lead - kept} is kept"
         decided.append(Decision("subnormals", "normalised", reason))
         return "normalised"
     normal = low + high - 2
     small = 2.0 ** (normal - kept)
     if not _representable(trials, small, subnormal=True):
-        decided.append(Decision("subnormals", "minimum", "beside a subnormal leader its last kept unit is lost"))
+        decided.append(Decision("subnormals", "minimum", "next to a subnormal leader its last kept unit is lost"))
         return "minimum"
     (answer,) = trials.run(
         [
@@ -331,7 +331,7 @@ def _subnormals(trials: Trials, kept: int, product_exponent: str, decided: list[
     )
     value = "minimum" if answer == small else "minimum, zeros too"
     fate = "is nothing" if answer == small else "leads a group too"
-    reason = f"beside a subnormal leader its last kept unit is lost; a zero times 2**{high} {fate}"
+    reason = f"next to a subnormal leader its last kept unit is lost; a zero times 2**{high} {fate}"
     decided.append(Decision("subnormals", value, reason))
     return value
 

@@ -15,7 +15,7 @@ from parity.cli import main as cli
 from parity.domain.contract import Contract
 
 CPU = torch.device("cpu")
-# Triton kernels run on a card where there is one, and are interpreted on the CPU only where there is none.
+# Triton kernels run on a GPU where there is one, and are interpreted on the CPU only where there is none.
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PATHS = {"bf16": torch_bf16_paged_mqa_logits, "fp8": torch_fp8_paged_mqa_logits}
 

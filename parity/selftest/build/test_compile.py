@@ -51,7 +51,7 @@ LARGE = configs.Config("decode", "bf16", 64, block=128, row_tile=1, trips=16, nu
 
 
 def test_128_kib_are_refused_for_sm_120_by_the_compiler(monkeypatch):
-    """Four of five stages of 32 KiB are buffers: 128 KiB and the queries, on a card whose blocks have 99."""
+    """Four of five stages of 32 KiB are buffers: 128 KiB and the queries, on a GPU whose blocks have 99."""
     monkeypatch.setattr(configs, "configurations", lambda arch, layout, heads: (LARGE,))
     (row,) = kernel_rows([120], layouts=["bf16"], heads=[64], use_cache=False)
     assert row["status"] == "failed" and LARGE.least_shared_bytes == 128 * 1024 <= row["shared"]
@@ -61,7 +61,7 @@ def test_128_kib_are_refused_for_sm_120_by_the_compiler(monkeypatch):
 
 
 def test_128_kib_are_refused_for_sm_120_by_dispatch(monkeypatch):
-    """On a card that has no room for it the call goes to PyTorch, or to nobody in strict mode, and both say why."""
+    """On a GPU that has no room for it the call goes to PyTorch, or to nobody in strict mode, and both say why."""
     monkeypatch.setattr(launch, "target", lambda device: (120, 170))
     monkeypatch.setattr(configs, "configurations", lambda arch, layout, heads: (LARGE, LARGE))
     monkeypatch.setenv(dispatch.FLAG, "1")
@@ -79,7 +79,7 @@ def test_128_kib_are_refused_for_sm_120_by_dispatch(monkeypatch):
     configs.require_fit(LARGE, 90)
 
 
-@pytest.mark.skipif(not list(RECORDED.glob("triton-*.json")), reason="not run: no goldens beside the package")
+@pytest.mark.skipif(not list(RECORDED.glob("triton-*.json")), reason="not run: no goldens next to the package")
 def test_dispatch_refuses_no_recorded_kernel_that_fits():
     """What dispatch takes for the least shared memory is no more than any recorded compiler needed."""
     named = {f"sm_{arch} {config}": config for arch in gate.ARCHES for config in configs.every(arch)}
@@ -294,24 +294,24 @@ def test_a_broken_golden_is_named(rows_given, capsys, tmp_path):
 
 def test_quick_compiles_for_one_architecture_and_takes_the_rest_from_the_cache(monkeypatch, tmp_path):
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
-    asked = []
+    compiled_for = []
 
     def compiled(wanted, timeout):
-        asked.append([arch for arch, _ in wanted])
+        compiled_for.append([arch for arch, _ in wanted])
         figures = ROW | {"head_order": "o", "heads": 8}
         return {key_of(a, c): figures | {"arch": a, "config": str(c), "kernel": c.kernel} for a, c in wanted}
 
     monkeypatch.setattr(compile_kernels, "compile_in_children", compiled)
     rows = kernel_rows([90, 120], layouts=["bf16"], heads=[8], quick=True)
     assert {(row["arch"], row["status"]) for row in rows} == {(90, "not run"), (120, "passed")}
-    assert set(asked[0]) == {120}
+    assert set(compiled_for[0]) == {120}
     kernel_rows([90], layouts=["bf16"], heads=[8])
     rows = kernel_rows([90, 120], layouts=["bf16"], heads=[8], quick=True)
     assert {(row["arch"], row["status"], row["cached"]) for row in rows} == {
         (90, "passed", True),
         (120, "passed", True),
     }
-    assert asked[2] == []
+    assert compiled_for[2] == []
 
 
 def test_a_gate_has_one_row_per_implementation_and_architecture():

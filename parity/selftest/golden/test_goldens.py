@@ -123,9 +123,9 @@ def test_a_wrong_selection_is_rejected(folder):
 
 
 def test_an_absent_implementation_is_not_run_by_name(folder):
-    target = replace(logits_of(None), absent="no card here")
+    target = replace(logits_of(None), absent="no GPU here")
     rows = bad(rows_of(folder, target))
-    assert {(row.status, row.message) for row in rows} == {("not run", "no card here")}
+    assert {(row.status, row.message) for row in rows} == {("not run", "no GPU here")}
 
 
 def corrupt(path: Path) -> None:

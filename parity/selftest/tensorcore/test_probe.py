@@ -232,7 +232,7 @@ def test_this_card_verifies_in_two_seconds():
 
 
 def test_the_quick_check_imports_nothing_large():
-    """A session waits for it. torch.broadcast_shapes alone once brought sympy, and with it two seconds."""
+    """A session waits for it. torch.broadcast_shapes by itself once brought sympy, and with it two seconds."""
     text = (
         "import sys, torch\n"
         "from parity.numerics.arithmetic import Grouped\n"
