@@ -1,6 +1,6 @@
 """Argument checks of the logits and top-k functions: every mistake becomes one sentence before any memory is touched.
 
-Dtypes, shapes, devices and strides are always checked, from tensor metadata alone. Values (lengths, page ids) are
+Dtypes, shapes, devices and strides are always checked, from tensor metadata. Values (lengths, page ids) are
 checked only on request, because reading them on a GPU makes the host wait.
 """
 

@@ -1,7 +1,7 @@
 """Launch configurations of the Triton kernels by architecture, layout and heads, and the choice among them for a call.
 
 No configuration may change a result's bits, so all of one architecture, layout and head count add the heads in the same
-order. With wgmma and tcgen05 warps lie along the keys alone and the order follows the head count; with `mma.sync`
+order. With wgmma and tcgen05 warps lie along the keys only, and the order follows the head count; with `mma.sync`
 (sm_80, sm_12x) warps share the heads out by tile, so that the tile is the same everywhere. Compiling them checks it.
 """
 
@@ -15,7 +15,7 @@ SHARED_LIMIT_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 103: 227, 120: 9
 INTERPRETER = 0
 HEADS = (8, 16, 32, 64)
 GRID_Y = 65535
-# From this many rows a request, a tile of keys stays resident and rows stream past it.
+# From this many rows per request, a tile of keys stays resident and rows stream past it.
 PREFILL_ROWS = 8
 
 
@@ -157,7 +157,7 @@ def every(arch: int) -> list[Config]:
 
 
 def plan(shapes: Shapes, arch: int, processors: int) -> Plan:
-    """Choose by shapes alone (never by lengths, which live on the device): Unsupported where nothing fits."""
+    """Choose by shapes only (never by lengths, which live on the device): Unsupported where nothing fits."""
     if not supports(arch, shapes.layout):
         raise Unsupported(f"{shapes.layout} pages need compute capability 8.9, the device has {arch // 10}.{arch % 10}")
     if shapes.heads not in HEADS:

@@ -47,7 +47,7 @@ def paged_mqa_logits(
     *,
     validate: bool = False,
 ) -> torch.Tensor:
-    """Paged logits of bf16 or fp8 pages, told apart by `kv_cache`'s dtype and shape.
+    """Paged logits of bf16 or fp8 pages, distinguished by `kv_cache`'s dtype and shape.
 
     Arguments and result as `impl.logits_bf16.bf16_paged_mqa_logits` and its fp8 sibling. Raises ValueError for an
     unknown flag value or layout, what the argument checks raise, and Unsupported in strict mode.

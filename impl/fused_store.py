@@ -30,7 +30,7 @@ from impl.store_modes import MODES, Mode, check_store
 
 THREADS = 128  # as in the CUDA source
 LANES = 8
-# A small call is latency alone: a warp a token has the shortest chain. The bytes are the same.
+# A small call is all latency: a warp per token has the shortest chain. The bytes are the same.
 SMALL_TOKENS, SMALL_LANES = 1024, 32
 
 
@@ -59,7 +59,7 @@ def _kernel(variant: Variant, index: int) -> Any:
         raise Unsupported(f"{variant.mode.name} must be called once before it is captured in a CUDA graph")
     made = compile_variants((variant,), f"sm_{major}{minor}")
     Device(index).set_current()
-    # cuda.core 1.2.0 hands a mapped name on as it is, and its driver call takes bytes alone.
+    # cuda.core 1.2.0 hands a mapped name on as it is, and its driver call takes only bytes.
     symbols: Any = {name: symbol.encode() for name, symbol in made.symbols.items()}
     return ObjectCode.from_cubin(made.cubin, symbol_mapping=symbols).get_kernel(variant.expression)
 

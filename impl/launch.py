@@ -102,7 +102,7 @@ def _launch(
         "DOTS": per_head,
         "INTERPRET": tiles.INTERPRETED,
     }
-    # Loop bounds are compiled in for the interpreter alone; a compiled kernel takes them at run time.
+    # Loop bounds are compiled in for the interpreter only; a compiled kernel takes them at run time.
     fixed = chosen.trips if tiles.INTERPRETED else 0
     if config.kernel == "decode":
         kernel = kernels.decode

@@ -25,7 +25,7 @@ def bf16_paged_mqa_logits(
     a multiple of 16 bytes; weights `[B * next_n, H]` float32; context_lens `[B, next_n]` int32 in compressed keys;
     block_table `[B, max_pages]` int32. Returns float32 `[B * next_n, max_context_len]` (`out` if given); positions at
     and past a row's length are -inf with `clean_logits`, else untouched. Lengths are clamped to the table and to
-    max_context_len; table entries past the length are never used. A row's bits depend on its own operands alone.
+    max_context_len; table entries past the length are never used. A row's bits depend on nothing but its own operands.
     `validate` also checks lengths and page ids, which waits for the device. Raises TypeError or ValueError naming the
     argument, Unsupported where the kernel cannot run. Formula: DeepSeek-V4 indexer scores without its bf16 roundings.
     """
@@ -52,7 +52,7 @@ def bf16_paged_mqa_dots(
 
 CONTRACT: dict[str, Any] = {
     "layout": "bf16",
-    "stage": "logits",
+    "op": "paged_logits",
     "arithmetic": "ieee",
     "tail": "-inf",
     "batch_invariant": True,

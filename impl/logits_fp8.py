@@ -49,7 +49,7 @@ def fp8_paged_mqa_dots(
 
 CONTRACT: dict[str, Any] = {
     "layout": "fp8",
-    "stage": "logits",
+    "op": "paged_logits",
     "arithmetic": "auto",
     "tail": "-inf",
     "batch_invariant": True,

@@ -57,7 +57,7 @@ class Mode:
     def contract(self) -> dict[str, Any]:
         """What the mode promises, in the words of a contract file."""
         scale = {"fp8": "amax", "fp8_pow2": "pow2"}.get(self.format)
-        words = {"stage": "store", "layout": self.layout, "schedule": self.schedule, "fake_fp4": self.fake_fp4}
+        words = {"op": "store", "layout": self.layout, "schedule": self.schedule, "fake_fp4": self.fake_fp4}
         return words | ({"scale": scale} if scale else {}) | {"mean_order": "halving", "batch_invariant": True}
 
 
@@ -97,7 +97,7 @@ def check_store(
     """
     found = layout_of(kv_cache)
     if found != layout:
-        raise ValueError(f"kv_cache must be laid out as {layout} ({SLOT_BYTES[layout]} bytes a slot), got {found}")
+        raise ValueError(f"kv_cache must be laid out as {layout} ({SLOT_BYTES[layout]} bytes per slot), got {found}")
     for name, tensor in (("pooled", pooled), ("norm_weight", norm_weight)):
         _tensor(name, tensor)
         if tensor.dtype not in (torch.float32, torch.bfloat16):

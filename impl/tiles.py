@@ -2,7 +2,7 @@
 
 A tile is `[BLOCK keys, 128] x [128, N]` with N = ROW_TILE * HEADS columns: keys along M, heads along N. On wgmma the
 head sum then runs inside a thread and inside a quad of lanes, never across warps, so that its order depends on the
-number of heads alone and a row has the same bits under every launch configuration.
+number of heads only, and a row has the same bits under every launch configuration.
 """
 
 import triton

@@ -69,5 +69,5 @@ def _best(logits: torch.Tensor, lens: torch.Tensor, k: int) -> tuple[torch.Tenso
     return _LOW - (unique & _LOW), rank < lens
 
 
-CONTRACT: dict[str, Any] = {"stage": "topk", "batch_invariant": True, "devices": ["cpu", "cuda"]}
+CONTRACT: dict[str, Any] = {"op": "topk", "batch_invariant": True, "devices": ["cpu", "cuda"]}
 topk_to_slots.parity_contract = CONTRACT  # type: ignore[attr-defined]

@@ -73,7 +73,7 @@ def materialising_gather_paged_mqa_logits(
 ) -> torch.Tensor:
     """The path that ran before there was a kernel, kept to show what it costs: every row gathers all its keys.
 
-    Bf16 pages only. Its gather alone takes `rows * table width * 16 KiB` (23.1 GB for 4,096 rows and 344 pages), the
+    Bf16 pages only. Its gather takes `rows * table width * 16 KiB` (23.1 GB for 4,096 rows and 344 pages), the
     scores as much again in float32. Each head's dot is rounded to bf16, as a bf16 matrix product does.
     """
     shapes = check_logits("bf16", q, kv_cache, weights, context_lens, block_table, max_context_len)
@@ -229,7 +229,7 @@ for _function, _layout, _rounding in (
 ):
     _function.parity_contract = {  # type: ignore[attr-defined]
         "layout": _layout,
-        "stage": "logits",
+        "op": "paged_logits",
         "arithmetic": "ieee",
         "tail": "-inf",
         "batch_invariant": False,

@@ -1,4 +1,4 @@
-"""What every subcommand shares: its exit codes, its one-sentence errors and its JSON files.
+"""What every subcommand shares: its one-sentence errors and its files.
 
 Nothing here imports torch, so that `parity --help`, `parity merge` and a mistyped option answer at once.
 """
@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PASSED, FAILED, USAGE = 0, 1, 2
-
 
 class CommandError(Exception):
     """Ends a command with one sentence on stderr and exit code 2 (usage or environment)."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which is answered as Ctrl-C is: what was judged so far is kept, processes and files are not."""
 
 
 @contextlib.contextmanager
@@ -81,6 +83,12 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
+
+
+def append_text(path: str, text: str) -> None:
+    """Add to the end of a file."""
+    with blame(f"cannot write {path}"), open(path, "a", encoding="utf-8") as file:
+        file.write(text)
 
 
 def write_json(path: str | os.PathLike[str] | None, value: Any) -> None:

@@ -213,7 +213,7 @@ class PublishedState:
         self.score.fill_(-torch.inf)
 
     def prefill(self, kv: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
-        """Take a prompt [B, S, 256] (score with ape); return its windows [B, S // 4, 8, 128], the first alone."""
+        """Take a prompt [B, S, 256] (score with ape); return its windows [B, S // 4, 8, 128], the first by itself."""
         cut = kv.shape[1] // RATIO * RATIO
         for state, rows in ((self.kv, kv), (self.score, score)):
             if cut:

@@ -1,6 +1,6 @@
 """Plain-torch reader and writer of paged key caches in the bf16, fp8 and fp4 layouts.
 
-Only the slots asked for are touched, so a pool may be lazily mapped or poisoned; pages may lie further apart than
+Only the named slots are touched, so a pool may be lazily mapped or poisoned; pages may lie further apart than
 their size.
 """
 

@@ -1,16 +1,14 @@
-"""Times the fused store on a GPU against a copy of the same bytes, and small calls against an empty launch.
+"""The fused store against a copy of the same bytes, and small calls against an empty launch.
 
-`python -m parity.bench.store [--json FILE]`. Every number is a median over CUDA graph replays, the two sides of a
-comparison interleaved in the same rounds. Large calls go through several times the cache; small ones find their inputs
-in it, as after the pooling that makes them, and stand beside a kernel that only moves the same bytes. Bars: `BARS`.
+Large calls go through several times the cache; small ones find their inputs in it, as after the pooling that makes
+them, and stand next to a kernel that only moves the same bytes. Bars: `BARS`.
 """
 
-import argparse
+from __future__ import annotations
+
+import ctypes
 import functools
-import json
-import statistics
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -18,12 +16,16 @@ import torch
 
 from impl import fused_store
 from impl.store_modes import Mode
-from parity.ops.paged_logits.case import SLOT_BYTES
-from parity.run.device import provenance
+from parity.bench.timing import judged, medians, row
+from parity.pages.layout import find
 
+PART = "store"
+"""Its name among the parts of `parity bench`."""
 BARS = {"copy": 1.25, "launch_us": 1.5}
+CHUNKS = 32  # of four channels, in a key
 LARGE, SMALL = 262144, (1, 64, 512, 2048, 4096, 8191)
 MODES = (Mode("fp8", "fused"), Mode("bf16", "fused"))
+DTYPES = (torch.float32, torch.bfloat16)
 EXTRA = (Mode("fp8_pow2", "published", True), Mode("fp4", "fused"))
 EMPTY = """
 extern "C" __global__ void __launch_bounds__(128) empty(int) {}
@@ -65,10 +67,6 @@ def inputs(mode: Mode, tokens: int, dtype: torch.dtype, seed: int) -> dict[str, 
     order = torch.randperm(pages, generator=generator, device=device)
     places = torch.arange(tokens, device=device)
     slots = order[places // 64] * 64 + places % 64
-    if mode.layout == "bf16":
-        pool = torch.zeros(pages, 64, 1, 128, dtype=torch.bfloat16, device=device)
-    else:
-        pool = torch.zeros(pages, 64, 1, SLOT_BYTES[mode.layout], dtype=torch.uint8, device=device)
     return {
         "pooled": torch.randn(tokens, 128, generator=generator, device=device).to(dtype),
         "norm_weight": torch.rand(128, generator=generator, device=device) + 0.5,
@@ -76,78 +74,37 @@ def inputs(mode: Mode, tokens: int, dtype: torch.dtype, seed: int) -> dict[str, 
         "positions": (torch.arange(tokens, dtype=torch.int32, device=device) * 4),
         "rope_table": torch.rand(tokens * 4, 64, generator=generator, device=device),
         "out_loc": slots,
-        "kv_cache": pool,
+        "kv_cache": find(mode.layout).empty_cache(pages, device),
     }
 
 
 def moved_bytes(mode: Mode, tokens: int, dtype: torch.dtype) -> int:
     """Bytes that a call must read and write: keys, position, slot, one rotary row, and the stored slot."""
-    return tokens * (128 * dtype.itemsize + 4 + 8 + 256 + SLOT_BYTES[mode.layout])
+    return tokens * (128 * dtype.itemsize + 4 + 8 + 256 + find(mode.layout).slot_bytes)
 
 
-class Timed:
-    """A CUDA graph of `calls` calls, replayed and timed in microseconds a call."""
-
-    def __init__(self, calls: Sequence[Callable[[], Any]]) -> None:
-        self.calls = len(calls)
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for call in calls:
-                call()
-        stream.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            for call in calls:
-                call()
-
-    def once(self) -> float:
-        """Time of one replay, divided by its calls."""
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        self.graph.replay()
-        stop.record()
-        stop.synchronize()
-        return start.elapsed_time(stop) * 1e3 / self.calls
-
-
-def medians(timed: Sequence[Timed], rounds: int) -> list[float]:
-    """Median time of each, their replays interleaved."""
-    for each in timed:
-        each.once()
-    found: list[list[float]] = [[] for _ in timed]
-    for _ in range(rounds):
-        for place, each in enumerate(timed):
-            found[place].append(each.once())
-    return [statistics.median(times) for times in found]
-
-
-def large_row(mode: Mode, dtype: torch.dtype, lanes: int, rounds: int) -> dict[str, Any]:
+def large_row(mode: Mode, dtype: torch.dtype, rounds: int, bar: float | None) -> dict[str, Any]:
     """A prefill of 262,144 tokens against a copy that reads and writes as many bytes in all."""
-    total = moved_bytes(mode, LARGE, dtype)
+    total, lanes = moved_bytes(mode, LARGE, dtype), fused_store.lanes_for(LARGE)
     sets = [inputs(mode, LARGE, dtype, seed) for seed in range(2)]
     source = [torch.empty(total // 2, dtype=torch.uint8, device="cuda").fill_(seed) for seed in range(2)]
     target = [torch.empty_like(each) for each in source]
     calls = [partial(fused_store.store, mode, **one, lanes=lanes) for one in sets] * 4
     copies = [partial(b.copy_, a) for a, b in zip(source, target, strict=True)] * 4
-    store, copy = medians((Timed(calls), Timed(copies)), rounds)
-    return {
-        "mode": mode.name,
-        "tokens": LARGE,
-        "pooled": str(dtype).removeprefix("torch."),
-        "lanes": lanes,
-        "bytes": total,
-        "store_us": round(store, 2),
-        "copy_us": round(copy, 2),
-        "ratio": round(store / copy, 4),
-        "terabytes_per_second": round(total / store * 1e-6, 3),
-        "bar": BARS["copy"],
-        "passed": store / copy <= BARS["copy"],
-    }
+    store, copy = medians((calls, copies), rounds)
+    figures = {"microseconds": store, "copy_microseconds": copy, "bytes": total}
+    found = row("store", mode.layout, shape(LARGE, dtype), f"{mode.name} x{lanes}", target=bar, **figures)
+    return judged(found | {"value": store / copy, "unit": "x a copy"}, most=True)
+
+
+def shape(tokens: int, dtype: torch.dtype) -> str:
+    """Of a call, as the rows say it."""
+    return f"{tokens} tokens {str(dtype).removeprefix('torch.')}"
 
 
 @functools.cache
 def compiled(text: str, name: str) -> Any:
-    """A kernel of this file for the present card."""
+    """A kernel of this file for the present GPU."""
     from cuda.core import Program, ProgramOptions
 
     major, minor = torch.cuda.get_device_capability()
@@ -156,29 +113,26 @@ def compiled(text: str, name: str) -> Any:
 
 def move_text(mode: Mode, dtype: torch.dtype, lanes: int) -> str:
     """`MOVE` for a layout (fp8 or bf16), the dtype of the pooled keys and the lanes that share a token."""
+    layout = find(mode.layout)
     words = {
         "LANES": str(lanes),
         "CHUNK": "float4" if dtype == torch.float32 else "uint2",
-        "WRITTEN": "double" if mode.layout == "bf16" else "float",
-        "SCALED": str(int(mode.layout == "fp8")),
+        "WRITTEN": {8: "double", 4: "float"}[layout.payload // CHUNKS],
+        "SCALED": str(int(layout.scale > 0)),
     }
     return "".join(f"#define {name} {value}\n" for name, value in words.items()) + MOVE
 
 
-def small_rows(mode: Mode, dtype: torch.dtype, width: int | None, rounds: int) -> list[dict[str, Any]]:
-    """Small calls against an empty launch of the same grid, beside the time that their bytes alone would take."""
-    import ctypes
-
+def small_rows(mode: Mode, dtype: torch.dtype, rounds: int) -> Iterator[dict[str, Any]]:
+    """Small calls against an empty launch of the same grid, with the time that only their bytes would take."""
     from cuda.core import LaunchConfig, launch
-
-    rows = []
 
     def start(kernel: Any, tokens: int, lanes: int, *words: Any) -> None:
         config = LaunchConfig(grid=-(-tokens * lanes // fused_store.THREADS), block=fused_store.THREADS)
         launch(fused_store._TorchStream(torch.cuda.current_stream().cuda_stream), config, kernel, *words)
 
     for tokens in SMALL:
-        lanes = width or fused_store.lanes_for(tokens)
+        lanes = fused_store.lanes_for(tokens)
         one = inputs(mode, tokens, dtype, tokens)
         pool = one["kv_cache"]
         moved = [one[name].data_ptr() for name in ("pooled", "norm_weight", "positions", "rope_table", "out_loc")]
@@ -188,65 +142,20 @@ def small_rows(mode: Mode, dtype: torch.dtype, width: int | None, rounds: int) -
             partial(start, compiled(EMPTY, "empty"), tokens, lanes, ctypes.c_int(0)),
             partial(start, compiled(move_text(mode, dtype, lanes), "move"), tokens, lanes, *moved),
         )
-        store, nothing, moving = medians([Timed([call] * 50) for call in calls], rounds)
-        rows.append(
-            {
-                "mode": mode.name,
-                "tokens": tokens,
-                "pooled": str(dtype).removeprefix("torch."),
-                "lanes": lanes,
-                "store_us": round(store, 3),
-                "empty_us": round(nothing, 3),
-                "above_us": round(store - nothing, 3),
-                "bytes": moved_bytes(mode, tokens, dtype),
-                "bytes_alone_above_us": round(moving - nothing, 3),
-                "bar": BARS["launch_us"],
-                "passed": store - nothing <= BARS["launch_us"],
-            }
-        )
-    return rows
+        store, nothing, moving = medians([[call] * 50 for call in calls], rounds)
+        figures = {"microseconds": store, "empty_microseconds": nothing, "bytes_above_microseconds": moving - nothing}
+        figures |= {"bytes": moved_bytes(mode, tokens, dtype)}
+        more = {"target": BARS["launch_us"], "value": store - nothing, "unit": "us of its own"}
+        found = row("store", mode.layout, shape(tokens, dtype), f"{mode.name} x{lanes}", **figures, **more)
+        yield judged(found, most=True)
 
 
-def run(rounds: int = 60, lanes: Sequence[int] = ()) -> dict[str, Any]:
-    """All rows, with provenance; JSON types. `lanes` a token to try; none: those that a call of the size takes."""
-    large, small = [], []
-    for width in lanes or (None,):
-        for mode in MODES + EXTRA:
-            for dtype in (torch.float32, torch.bfloat16):
-                large.append(large_row(mode, dtype, width or fused_store.lanes_for(LARGE), rounds))
-                print(large[-1], flush=True)
-        for mode in MODES:
-            for dtype in (torch.float32, torch.bfloat16):
-                small += small_rows(mode, dtype, width, rounds)
-    for row in small:
-        print(row, flush=True)
-    barred = [row for row in large if row["mode"] in {mode.name for mode in MODES}] + small
-    return {
-        "kind": "bench store",
-        "provenance": provenance(torch.device("cuda")),
-        "bars": BARS,
-        "large": large,
-        "small": small,
-        "passed": all(row["passed"] for row in barred if row["lanes"] == fused_store.lanes_for(row["tokens"])),
-    }
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """0 if every bar is kept, 1 if not, 2 without a GPU."""
-    parser = argparse.ArgumentParser(prog="python -m parity.bench.store", description=__doc__)
-    parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--lanes", type=int, nargs="+", default=[], help="8, 16, 32: to tune")
-    options = parser.parse_args(words)
-    if not torch.cuda.is_available():
-        print("bench_store: torch finds no CUDA device here", file=sys.stderr)
-        return 2
-    found = run(options.rounds, options.lanes)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(found, file, indent=1)
-    return 0 if found["passed"] else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def rows(rounds: int) -> Iterator[dict[str, Any]]:
+    """All rows of the store."""
+    for modes, bar in ((MODES, BARS["copy"]), (EXTRA, None)):
+        for mode in modes:
+            for dtype in DTYPES:
+                yield large_row(mode, dtype, rounds, bar)
+    for mode in MODES:
+        for dtype in DTYPES:
+            yield from small_rows(mode, dtype, rounds)

@@ -1,282 +1,88 @@
 """`parity compile`: every launch configuration of the Triton kernels and every instantiation of the store, compiled for
 each architecture without a GPU: registers, spills, shared memory against the architecture's limit, matrix instruction,
 the order of the head sum, and what a golden of the same compiler says.
-
-Compiling cannot happen under TRITON_INTERPRET=1 and a compiler may abort, so Triton runs in child processes. Results
-are cached by the digest of the kernels' sources and of the compiler.
 """
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import hashlib
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from impl import cache, configs
-from parity.build.compile_triton import about
+from parity import results
+from parity.build import compile_kernels, compile_store, golden
+from parity.build.rows import STATUSES, Row
+from parity.command import refuse_in_ci
+from parity.golden import stored
+from parity.vocabulary import SEVERITY, Status
 
-ROOT = Path(__file__).resolve().parents[2]
 ARCHES = (80, 90, 100, 120, 121)
-# What `--quick` compiles if it has to; it takes the other architectures from the cache.
-QUICK = 120
-UNKNOWN = "not compiled here yet: `parity compile` does"
-# A foreign assembler is another compiler: no golden speaks of it.
-ASSEMBLERS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
 
 
-def compile_all(
+def compile_all(arches: Sequence[int] = ARCHES, *, use_cache: bool = True, quick: bool = False) -> list[Row]:
+    """The rows of all kernels on these architectures (compute capability, such as 90).
+
+    quick: compile for sm_120 only, take the other architectures from the cache.
+    """
+    with ThreadPoolExecutor(1) as pool:  # while Triton's processes work, NVRTC does, in this one
+        stores = pool.submit(compile_store.store_rows, arches, use_cache=use_cache, quick=quick)
+        return compile_kernels.kernel_rows(arches, use_cache=use_cache, quick=quick) + stores.result()
+
+
+def report(
     arches: Sequence[int] = ARCHES,
     *,
-    layouts: Sequence[str] = ("bf16", "fp8"),
-    heads: Sequence[int] = configs.HEADS,
     use_cache: bool = True,
     quick: bool = False,
-    timeout: float = 600.0,
-) -> list[dict[str, Any]]:
-    """One row a configuration that `impl.configs` can choose on each architecture (compute capability, such as 90).
+    fixtures: str | None = None,
+    accept: bool = False,
+) -> dict[str, Any]:
+    """Compile, and judge by the goldens or, with `accept`, replace them: {rows, counts by status, notes}, JSON types.
 
-    A row holds arch, config, kernel, layout, heads, compiler, status, reason, registers, spill_stores and spill_loads
-    (bytes), shared and shared_limit (bytes), instruction, head_order, seconds and cached. Status is `passed`; `failed`
-    (does not compile, spills, exceeds the limit, uses no matrix instruction, or sums heads in another order than the
-    other configurations of its architecture, layout and head count, so that a row's bits would depend on the choice);
-    `unsupported`, with the reason; or `not run` with `quick`, which compiles for sm_120 and takes the rest from the
-    cache.
-    """
-    rows: list[dict[str, Any]] = []
-    wanted: list[tuple[int, configs.Config]] = []
-    for arch in arches:
-        for layout in layouts:
-            status, reason = _obstacle(arch, layout)
-            if reason:
-                rows.append({"arch": arch, "kernel": "", "layout": layout, "status": status, "reason": reason})
-                continue
-            wanted += [(arch, c) for count in heads for c in configs.configurations(arch, layout, count)]
-    # Named before anything is compiled: a source that changes meanwhile must not own these results.
-    file = cache_file() if use_cache and wanted else None
-    known = _load_cache(file)
-    missing = [(arch, config) for arch, config in wanted if _key(arch, config) not in known]
-    fresh = _compile_in_children([item for item in missing if not quick or item[0] == QUICK], timeout)
-    if file and fresh:
-        cache.write(file, json.dumps(known | fresh, indent=1).encode())
-    later = {"status": "not run", "reason": UNKNOWN}
-    for arch, config in wanted:
-        key = _key(arch, config)
-        row = (known | fresh).get(key) or about(arch, config) | later
-        rows.append(row | {"compiler": compiler(), "cached": key in known})
-    _compare_orders(rows)
-    return rows
-
-
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as aligned text, one line a configuration."""
-    names = [str(row.get("config", row["layout"])) for row in rows]
-    wide = max([len(name) for name in names] + [13]) + 2
-    code = max([len(row.get("instruction", "")) for row in rows] + [11]) + 2
-    head = f"{'arch':<8}{'configuration':<{wide}}{'regs':>5}{'spill':>7}{'shared KiB':>12}{'limit':>7}"
-    lines = [f"{head}  {'instruction':<{code}}status"]
-    for row, name in zip(rows, names, strict=True):
-        regs, limit = row.get("registers", ""), row.get("shared_limit", 0) // 1024
-        spill = row["spill_stores"] + row["spill_loads"] if "spill_stores" in row else ""
-        shared = f"{row['shared'] / 1024:.1f}" if "shared" in row else ""
-        status = row["status"] + (f": {row['reason']}" if row.get("reason") else "")
-        numbers = f"{regs:>5}{spill:>7}{shared:>12}{limit or '':>7}"
-        lines.append(f"sm_{row['arch']:<5}{name:<{wide}}{numbers}  {row.get('instruction', ''):<{code}}{status}")
-    return "\n".join(lines)
-
-
-def _obstacle(arch: int, layout: str) -> tuple[str, str]:
-    """Why nothing is compiled for an architecture and layout: status and reason, both empty if nothing is."""
-    try:
-        configs.family(arch)
-    except configs.Unsupported as error:
-        return "unsupported", str(error)
-    if arch not in configs.SHARED_LIMIT_KIB:
-        return "unsupported", f"no shared-memory limit is known for sm_{arch}"
-    if not configs.supports(arch, layout):
-        return "unsupported", f"sm_{arch} has no e4m3 matrix instruction"
-    try:
-        metadata.version("triton")
-    except metadata.PackageNotFoundError:
-        return "not run", "triton is not installed"
-    return "", ""
-
-
-def _compare_orders(rows: list[dict[str, Any]]) -> None:
-    """Every configuration of an architecture, layout and head count must add the heads in one order."""
-    seen: dict[tuple[int, str, int], tuple[str, str]] = {}
-    for row in rows:
-        if row["status"] != "passed":
-            continue
-        key = row["arch"], row["layout"], row["heads"]
-        order, first = seen.setdefault(key, (row["head_order"], row["config"]))
-        if row["head_order"] != order:
-            row |= {"status": "failed", "reason": f"adds heads in another order than {first}"}
-
-
-def _compile_in_children(wanted: Sequence[tuple[int, configs.Config]], timeout: float) -> dict[str, dict[str, Any]]:
-    """Rows by key, compiled by as many processes as there are cores, two at most."""
-    jobs = min(2, os.cpu_count() or 1, len(wanted))
-    rows: dict[str, dict[str, Any]] = {}
-    if jobs:
-        with ThreadPoolExecutor(jobs) as pool:
-            for part in pool.map(lambda i: _compile_one_by_one(wanted[i::jobs], timeout), range(jobs)):
-                rows |= part
-    return rows
-
-
-def _compile_one_by_one(wanted: Sequence[tuple[int, configs.Config]], timeout: float) -> dict[str, dict[str, Any]]:
-    """Rows by key. A child that dies loses the configuration it was at; another one takes the rest."""
-    rows: dict[str, dict[str, Any]] = {}
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_DEFAULT_FP_FUSION": "1", "PYTHONUNBUFFERED": "1"}
-    if (ROOT / "pyproject.toml").is_file():  # a checkout, which need not be installed
-        environment["PYTHONPATH"] = os.pathsep.join([*filter(None, [environment.get("PYTHONPATH")]), str(ROOT)])
-    rest = list(wanted)
-    while rest:
-        job = json.dumps([[arch, dataclasses.asdict(config)] for arch, config in rest])
-        command = [sys.executable, "-m", "parity.build.compile_triton"]
-        try:
-            done = subprocess.run(command, input=job, capture_output=True, text=True, env=environment, timeout=timeout)
-            ended, output, errors = f"exit code {done.returncode}", done.stdout, done.stderr
-        except subprocess.TimeoutExpired as expired:
-            ended = f"no result within {timeout:g} s"
-            output, errors = (_text(stream) for stream in (expired.stdout, expired.stderr))
-        found = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-        rows |= {_key(arch, config): row for (arch, config), row in zip(rest, found, strict=False)}
-        rest = rest[len(found) :]
-        if rest:
-            arch, config = rest.pop(0)
-            last = (errors.strip().splitlines() or ["no message"])[-1]
-            rows[_key(arch, config)] = about(arch, config) | {
-                "status": "failed",
-                "reason": f"the compiler process died ({ended}): {last}",
-            }
-    return rows
-
-
-def _text(stream: str | bytes | None) -> str:
-    return stream.decode(errors="replace") if isinstance(stream, bytes) else stream or ""
-
-
-def _key(arch: int, config: configs.Config) -> str:
-    return f"sm_{arch} {config!r}"
-
-
-def compiler() -> str:
-    """Triton and its version, and that another assembler than its own is used where the environment says so."""
-    foreign = " ".join(f"{name}={os.environ[name]}" for name in ASSEMBLERS if os.environ.get(name))
-    return " ".join(filter(None, ["triton", metadata.version("triton"), foreign]))
-
-
-def digest() -> str:
-    """Digest of everything that decides a result: the kernels, how they are compiled, Triton, its assembler."""
-    state = hashlib.sha256()
-    sources = [ROOT / "impl" / f"{name}.py" for name in ("checks", "configs", "kernels", "tiles")]
-    for path in (*sources, Path(__file__).with_name("compile_triton.py")):
-        state.update(path.name.encode() + path.read_bytes())
-    state.update(f"{compiler()} {sys.version_info[:2]}".encode())
-    return state.hexdigest()[:16]
-
-
-def cache_file() -> Path:
-    """Where results of this digest are kept, under the user's cache folder."""
-    return cache.folder("compile") / f"{digest()}.json"
-
-
-def _load_cache(file: Path | None) -> dict[str, dict[str, Any]]:
-    """Known rows; an unreadable file counts as none, since everything in it can be computed again."""
-    try:
-        known = json.loads((cache.read(file) if file else None) or b"{}")
-    except ValueError:
-        return {}
-    return known if isinstance(known, dict) else {}
-
-
-def architecture(text: str) -> int:
-    """Compute capability of `sm_90` or `90`."""
-    found = int(text.removeprefix("sm_"))
-    if found not in configs.SHARED_LIMIT_KIB:
-        known = ", ".join(f"sm_{arch}" for arch in sorted(configs.SHARED_LIMIT_KIB))
-        raise argparse.ArgumentTypeError(f"must be one of {known}, got {text}")
-    return found
-
-
-architecture.__name__ = "architecture"  # argparse names the type in its messages
-
-
-def main(words: Sequence[str]) -> int:
-    """``parity compile [--json FILE] [--arch SM ...] [--quick] [--no-cache] [--fixtures DIR] [--accept]``.
-
-    Exit code 0: every configuration compiles within the limits and as its golden says; 1: one does not; 2: nothing
-    could be compiled."""
-    from parity.golden import compiled as compile_golden
-    from parity.command import CommandError, check_writable, refuse_in_ci, write_json
-    from parity.build.compile_store import store_rows
-
-    parser = argparse.ArgumentParser(
-        prog="parity compile", description="Compile every kernel for every architecture, no GPU needed."
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the rows to FILE")
-    parser.add_argument(
-        "--arch", action="append", type=architecture, metavar="SM",
-        help=f"sm_90 or 90 (repeatable; default {' '.join(f'sm_{arch}' for arch in ARCHES)})",
-    )  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help=f"compile for sm_{QUICK}, take the rest from the cache")
-    parser.add_argument("--no-cache", action="store_true", help="compile again what is known")
-    parser.add_argument("--fixtures", metavar="DIR", help="the folder `fixtures` (default: the checkout's)")
-    parser.add_argument("--accept", action="store_true", help="write the goldens of these compilers, to be reviewed")
-    options = parser.parse_args(words)
-    check_writable(options.json)
-    if options.accept:
+    CommandError where nothing is accepted (see `golden.accept`)."""
+    if accept:
         refuse_in_ci("parity compile --accept")
-    folder = compile_golden.locate(options.fixtures)
-    arches = list(dict.fromkeys(options.arch or ARCHES))
-    how = {"use_cache": not options.no_cache, "quick": options.quick}
-    with ThreadPoolExecutor(1) as pool:  # while Triton's processes work, NVRTC does, in this one
-        stores = pool.submit(store_rows, arches, **how)
-        rows = compile_all(arches, **how) + stores.result()
-    notes = compile_golden.accept(rows, folder) if options.accept else compile_golden.judge(rows, folder)
-    print(table(rows))
-    print("\n" + matrix(rows) + "\n")
-    print("\n".join(notes))
-    statuses = ("passed", "failed", "unsupported", "not run")
-    counts = {status: sum(row["status"] == status for row in rows) for status in statuses}
-    print(", ".join(f"{count} {status}" for status, count in counts.items()))
-    write_json(options.json, {"rows": rows, "counts": counts, "notes": notes})
-    if not counts["passed"] and not counts["failed"]:
-        raise CommandError("nothing could be compiled here")
-    return 1 if counts["failed"] else 0
+    folder = stored.locate(golden.FOLDER, fixtures)
+    rows = compile_all(arches, use_cache=use_cache, quick=quick)
+    notes = golden.accept(rows, folder) if accept else golden.judge(rows, folder)
+    return {"rows": rows, "counts": {s: sum(row["status"] == s for row in rows) for s in STATUSES}, "notes": notes}
 
 
-def matrix(rows: Iterable[dict[str, Any]]) -> str:
-    """Kernels down, architectures across, the worst status of each: the table at a glance."""
-    order = ("failed", "not run", "unsupported", "passed")
-    cells: dict[str, dict[int, str]] = {}
-    arches: dict[int, None] = {}
+def _make(folder: Path) -> Iterator[tuple[str, bytes]]:
+    return golden.files_of(compile_all(), folder)
+
+
+TRUTH = stored.Truth("compile", golden.FOLDER, _make)
+
+
+def rows_of_gate(quick: bool, fixtures: str | None) -> tuple[list[results.Row], list[str]]:
+    """Everything compiled, as rows of a gate's report, and notes. A job of the gate's."""
+    found = report(quick=quick, fixtures=fixtures)
+    return added_up(found["rows"]), found["notes"]
+
+
+def added_up(rows: Sequence[Row]) -> list[results.Row]:
+    """The worst configuration stands for its implementation and architecture."""
+    grouped: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
-        arches[row["arch"]] = None
-        for name in kernels_of(row):
-            line = cells.setdefault(name, {})
-            line[row["arch"]] = min(line.get(row["arch"], "passed"), row["status"], key=order.index)
-    wide = max([len(name) for name in cells] + [6]) + 2
-    lines = [f"{'kernel':<{wide}}" + "".join(f"{f'sm_{arch}':<13}" for arch in arches)]
-    for name, line in cells.items():
-        lines.append(f"{name:<{wide}}" + "".join(f"{line.get(arch, '-'):<13}" for arch in arches))
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def kernels_of(row: dict[str, Any]) -> tuple[str, ...]:
-    """Names of the kernels that a row speaks of; a row without a configuration speaks of all of its layout."""
-    if row["kernel"] == "store":
-        return (f"store {row['config'].split()[0]}" if "registers" in row else "store",)
-    kernels = [row["kernel"]] if row["kernel"] else ["decode", "prefill"]
-    return tuple(f"{kernel} {row['layout']}" for kernel in kernels)
+        grouped.setdefault((row["implementation"], row["arch"]), []).append(row)
+    found = []
+    for (name, arch), group in grouped.items():
+        worst = min(group, key=lambda row: SEVERITY.index(row["status"]))
+        passed = worst["status"] == Status.PASSED
+        found.append(
+            results.Row(
+                name,
+                "resources",
+                f"compile sm_{arch}",
+                Status(worst["status"]),
+                examples=sum(row["status"] in (Status.PASSED, Status.FAILED) for row in group),
+                op=worst["op"],
+                layout=worst["layout"],
+                message="" if passed else f"{worst.get('config') or ''}: {worst['reason']}".removeprefix(": "),
+                repro=f"parity compile --arch {arch}",
+                arch=f"sm_{arch}",
+            )
+        )
+    return found

@@ -5,15 +5,15 @@ instantiation, as rows of the compile gate's table.
 import re
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from impl.checks import Unsupported
 from impl.configs import SHARED_LIMIT_KIB
 from impl.fused_store import LANES, SMALL_LANES
 from impl.store_compile import ELEMENTS, Variant, compile_variants, kept, missing, nvrtc_version
 from impl.store_modes import MODES
-from parity.build.compile import QUICK, UNKNOWN
+from parity.build.rows import QUICK, UNKNOWN, Row, store_row
 
+FIGURES = ("registers", "spill_stores", "spill_loads", "shared")
 SHORT = {"float32": "f32", "bfloat16": "b16"}
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -32,67 +32,57 @@ def variants() -> tuple[Variant, ...]:
     )
 
 
-def store_rows(arches: Sequence[int], *, use_cache: bool = True, quick: bool = False) -> list[dict[str, Any]]:
-    """One row an instantiation and architecture (compute capability, such as 90).
+def store_rows(arches: Sequence[int], *, use_cache: bool = True, quick: bool = False) -> list[Row]:
+    """One row per instantiation and architecture (compute capability, such as 90).
 
-    A row holds arch, config, kernel, layout, status, reason, registers, spill_stores, spill_loads and shared (bytes),
-    shared_limit (bytes), compiler, seconds, cached. Status is `passed`; `failed` (does not compile, spills, uses a
-    stack frame, or more shared memory than the architecture has); `unsupported` for an architecture that is not known;
-    `not run` where the compiler is not installed, or with `quick`, which compiles for sm_120 alone, what is not kept.
+    Status is `passed`; `failed` (does not compile, spills, uses a stack frame, or more shared memory than the
+    architecture has); `unsupported` for an architecture that is not known; `not run` where the compiler is not
+    installed, or with `quick`, which compiles for sm_120 only, what is not kept.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for arch in arches:
         if arch not in SHARED_LIMIT_KIB:
-            rows.append(_row(arch, "unsupported", f"no shared-memory limit is known for sm_{arch}"))
+            rows.append(_whole(arch, "unsupported", f"no shared-memory limit is known for sm_{arch}"))
         elif reason := missing():
-            rows.append(_row(arch, "not run", reason))
+            rows.append(_whole(arch, "not run", reason))
         elif quick and arch != QUICK and kept(variants(), f"sm_{arch}") is None:
-            rows.append(_row(arch, "not run", UNKNOWN))
+            rows.append(_whole(arch, "not run", UNKNOWN))
         else:
             rows += _compiled(arch, use_cache)
     return rows
 
 
-def _row(arch: int, status: str, reason: str) -> dict[str, Any]:
-    return {
-        "arch": arch,
-        "config": "fused store",
-        "kernel": "store",
-        "layout": "store",
-        "status": status,
-        "reason": reason,
-    }
+def _whole(arch: int, status: str, reason: str) -> Row:
+    """The row that stands for all instantiations."""
+    return store_row(arch, "", "store", status, reason)
 
 
-def _compiled(arch: int, use_cache: bool) -> list[dict[str, Any]]:
+def _compiled(arch: int, use_cache: bool) -> list[Row]:
     started = time.perf_counter()
     wanted = variants()
     cached = use_cache and kept(wanted, f"sm_{arch}") is not None
     try:
         made = compile_variants(wanted, f"sm_{arch}", use_cache=use_cache)
     except Unsupported as error:
-        return [_row(arch, "failed", str(error))]
+        return [_whole(arch, "failed", str(error))]
     found = parse_log(made.log)
     limit = SHARED_LIMIT_KIB[arch] * 1024
+    about = {"compiler": f"nvrtc {nvrtc_version()}", "shared_limit": limit, "cached": cached}
     rows = []
     for variant in wanted:
-        row = _row(arch, "passed", "")
-        name = variant.mode.name.removeprefix("store_")
-        row |= {
-            "config": f"{name} {SHORT[variant.pooled]}/{SHORT[variant.weight]} x{variant.lanes}",
-            "layout": variant.mode.layout,
-        }
-        row |= {"compiler": f"nvrtc {nvrtc_version()}", "shared_limit": limit, "cached": cached}
         used = found.get(made.symbols[variant.expression])
+        reason = ""
         if used is None:
-            rows.append(row | {"status": "failed", "reason": "ptxas's log does not name this kernel"})
-            continue
-        row |= {key: used[key] for key in ("registers", "spill_stores", "spill_loads", "shared")}
-        if used["spill_stores"] or used["spill_loads"] or used["stack"]:
-            row |= {"status": "failed", "reason": f"spills, or a stack frame of {used['stack']} bytes"}
+            reason = "ptxas's log does not name this kernel"
+        elif used["spill_stores"] or used["spill_loads"] or used["stack"]:
+            reason = f"spills, or a stack frame of {used['stack']} bytes"
         elif used["shared"] > limit:
-            row |= {"status": "failed", "reason": f"{used['shared']} bytes of shared memory, sm_{arch} has {limit}"}
-        rows.append(row)
+            reason = f"{used['shared']} bytes of shared memory, sm_{arch} has {limit}"
+        figures = {key: used[key] for key in FIGURES} if used else {}
+        name = variant.mode.name.removeprefix("store_")
+        config = f"{name} {SHORT[variant.pooled]}/{SHORT[variant.weight]} x{variant.lanes}"
+        status = "failed" if reason else "passed"
+        rows.append(store_row(arch, config, variant.mode.layout, status, reason, **about, **figures))
     rows[0]["seconds"] = round(time.perf_counter() - started, 2)
     return rows
 

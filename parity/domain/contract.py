@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from parity.numerics.arithmetic import IEEE, Arithmetic, Grouped, Ieee, named_model, stored_models
+from parity.pages import layout as layouts
 
-LAYOUTS = ("bf16", "fp8", "fp4")
-STAGES = ("logits", "topk", "store", "compressor")
 TAILS = ("-inf", "unspecified")
 NONFINITE = ("propagate", "unspecified")
 CONVERSIONS = ("nearest", "truncate")
@@ -40,8 +39,8 @@ _DTYPE_KEYS = ("operand_dtype", "dot_dtype", "product_dtype", "sum_unit", "out_d
 class Contract:
     """The promises that a verdict is measured against; defaults are the strictest common ones, IEEE float32.
 
-    layout             "bf16", "fp8" or "fp4"
-    stage              "logits", "topk" or "store"
+    layout             name of the page layout; empty where the operation has none, or none is named yet
+    op                 name of the operation that the function computes
     arithmetic         of the dot over the 128 dims: ``Ieee()`` or ``Grouped(...)``
     arithmetic_name    what a verdict calls it
     assumed            the arithmetic was measured on another architecture and is only assumed here
@@ -70,8 +69,8 @@ class Contract:
     dots               "module:function" returning the dots of every head (None: there is none)
     """
 
-    layout: str
-    stage: str = "logits"
+    layout: str = ""
+    op: str = "paged_logits"
     arithmetic: Arithmetic = IEEE
     arithmetic_name: str = "ieee"
     assumed: bool = False
@@ -97,8 +96,10 @@ class Contract:
     dots: str | None = None
 
     def __post_init__(self) -> None:
-        _one_of("layout", self.layout, LAYOUTS)
-        _one_of("stage", self.stage, STAGES)
+        if self.layout:
+            layouts.find(self.layout, "contract key 'layout'")
+        if not isinstance(self.op, str):
+            raise TypeError(f"contract key 'op' must be the name of an operation, got {self.op!r}")
         _one_of("tail", self.tail, TAILS)
         _one_of("nonfinite", self.nonfinite, NONFINITE)
         _one_of("conversion", self.conversion, CONVERSIONS)
@@ -108,8 +109,8 @@ class Contract:
         for key, named in (("schedule_meta", self.schedule_meta), ("dots", self.dots)):
             if named is not None and (not isinstance(named, str) or ":" not in named):
                 raise ValueError(f"contract key '{key}' must be module:function or file.py:function, got {named!r}")
-        if self.fake_fp4 and self.layout == "fp4":
-            raise ValueError("contract key 'fake_fp4' must be false for fp4 pages: they hold the fp4 values")
+        if self.fake_fp4 and self.layout and not layouts.find(self.layout).fake_fp4:
+            raise ValueError(f"contract key 'fake_fp4' must be false for {self.layout} pages: they hold the fp4 values")
         if not isinstance(self.arithmetic, Ieee | Grouped):
             raise TypeError(f"contract key 'arithmetic' must be Ieee() or Grouped(...), got {self.arithmetic!r}")
         if self.dot_verified and not isinstance(self.arithmetic, Grouped):
@@ -130,15 +131,15 @@ class Contract:
         layout: str,
         device: torch.device | str = "cpu",
         *,
-        stage: str = "logits",
+        op: str = "paged_logits",
         capability: tuple[int, int] | None = None,
     ) -> Contract:
         """IEEE float32 everywhere; an fp8 dot on CUDA gets the sm_90 e4m3 rule, ``assumed`` on any other architecture.
 
-        ``capability`` is the CUDA compute capability; without it the present device is asked."""
-        _one_of("layout", layout, LAYOUTS)
+        ``capability`` is the CUDA compute capability; by default the present device's."""
+        layouts.find(layout, "contract key 'layout'")
         arithmetic, name, assumed = default_arithmetic(layout, device, capability=capability)
-        return cls(layout=layout, stage=stage, arithmetic=arithmetic, arithmetic_name=name, assumed=assumed)
+        return cls(layout=layout, op=op, arithmetic=arithmetic, arithmetic_name=name, assumed=assumed)
 
     @classmethod
     def from_dict(
@@ -148,22 +149,20 @@ class Contract:
         *,
         capability: tuple[int, int] | None = None,
         layout: str | None = None,
-        stage: str | None = None,
+        op: str | None = None,
     ) -> Contract:
         """A contract from plain strings, booleans and lists, as TOML or a ``parity_contract`` attribute holds them.
 
         ``arithmetic`` is "auto" (or absent: ``default_arithmetic``), "ieee", the name of a stored model, or a table
         ``{group, kept, final, running, product_exponent, rounding, known_order}``.
-        ``layout`` and ``stage`` are used where the dict has none, and must agree with it where it has. ValueError names
+        ``layout`` and ``op`` are used where the dict has none, and must agree with it where it has. ValueError names
         the key."""
         if not isinstance(given, Mapping):
             raise TypeError(f"a contract must be a table of keys, got {type(given).__name__}")
         values = dict(given)
-        for key, wanted in (("layout", layout), ("stage", stage)):
+        for key, wanted in (("layout", layout), ("op", op)):
             if wanted is not None and values.setdefault(key, wanted) != wanted:
-                raise ValueError(f"contract key '{key}' is {values[key]!r} but {wanted!r} was asked for")
-        if "layout" not in values:
-            raise ValueError("contract key 'layout' is missing: expected bf16, fp8 or fp4")
+                raise ValueError(f"contract key '{key}' is {values[key]!r} but {wanted!r} was requested")
         known = {f.name for f in dataclasses.fields(cls)} - {"arithmetic_name", "assumed", "named", "dot_verified"}
         for key in values:
             if key not in known:
@@ -177,10 +176,12 @@ class Contract:
         for key, kind in (("devices", str), ("heads", int)):
             if key in values:
                 values[key] = _tuple_of(key, values[key], kind)
-        _one_of("layout", values["layout"], LAYOUTS)
+        pages = values.get("layout", "")
+        if pages:
+            layouts.find(pages, "contract key 'layout'")
         wanted_arithmetic = values.pop("arithmetic", "auto")
         if wanted_arithmetic == "auto":
-            arithmetic, name, assumed = default_arithmetic(values["layout"], device, capability=capability)
+            arithmetic, name, assumed = default_arithmetic(pages, device, capability=capability)
         else:
             arithmetic, name, assumed = _arithmetic(wanted_arithmetic, device, capability)
         named = wanted_arithmetic != "auto"
@@ -214,6 +215,11 @@ class Contract:
         return f"{self.arithmetic_name}, {state}"
 
     @property
+    def coarse(self) -> str | None:
+        """What describes a dot whose bound may be coarse: grouped, and no model of it verified; None for any other."""
+        return self.describe_dot() if isinstance(self.arithmetic, Grouped) and not self.dot_verified else None
+
+    @property
     def rounds(self) -> bool:
         """Whether any rounding point below float32 is declared."""
         return any(getattr(self, key) not in (None, torch.float32) for key in _DTYPE_KEYS)
@@ -223,9 +229,10 @@ def default_arithmetic(
     layout: str, device: torch.device | str, *, capability: tuple[int, int] | None = None
 ) -> tuple[Arithmetic, str, bool]:
     """The dot's arithmetic, its name and whether it is assumed, where a contract names none."""
-    if layout != "fp8" or torch.device(device).type != "cuda":
+    pages = layouts.find(layout) if layout else None
+    if pages is None or pages.core is None or not pages.core_by_default or torch.device(device).type != "cuda":
         return IEEE, "ieee", False
-    model = named_model("sm_90 e4m3")
+    model = named_model(pages.core)
     return model.arithmetic, f"{model.name} {model.arithmetic}", _capability(device, capability) != (9, 0)
 
 

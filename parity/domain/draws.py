@@ -1,4 +1,4 @@
-"""How a search draws: every example for itself, from the seed alone.
+"""How a search draws: every example for itself, from nothing but the seed.
 
 Hypothesis's own generator follows each example with up to five near copies of it, starts with half its examples cut
 short, and mixes in constants of the modules that happen to be loaded. That finds bugs in parsers; here it means that of

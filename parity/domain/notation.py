@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 
 RATIO = 4  # tokens a compressed key
 EMPTY = "none"
-LIST_LIMIT = 1 << 24  # a typing error such as 1x99999999999 must not eat the machine
+LIST_LIMIT = 1 << 22  # numbers in a list: a typing error such as 1x99999999999 must not take all memory
 
-_NUMBER = re.compile(r"\d{1,12}\Z")
-_REPEATED = re.compile(r"(\d{1,12})x(\d{1,12})\Z")
-_CAUSAL = re.compile(r"p(\d{1,12})\+(\d{1,12})\Z")
-_RANGE = re.compile(r"(\d{1,12})\.\.(\d{1,12})\Z")
+_NUMBER = re.compile(r"[0-9]{1,12}\Z")
+_REPEATED = re.compile(r"([0-9]{1,12})x([0-9]{1,12})\Z")
+_CAUSAL = re.compile(r"p([0-9]{1,12})\+([0-9]{1,12})\Z")
+_RANGE = re.compile(r"([0-9]{1,12})\.\.([0-9]{1,12})\Z")
 
 
 def causal_lengths(start: int, count: int) -> tuple[int, ...]:
@@ -67,11 +67,11 @@ def parse_lengths(text: str) -> tuple[int, ...]:
     values: list[int] = []
     for item in _items(text):
         if _NUMBER.match(item):
-            values.append(int(item))
+            values.extend([int(item)] * _count(1, item, values))
         elif found := _REPEATED.match(item):
-            values.extend([int(found[1])] * _count(int(found[2]), item))
+            values.extend([int(found[1])] * _count(int(found[2]), item, values))
         elif found := _CAUSAL.match(item):
-            values.extend(causal_lengths(int(found[1]), _count(int(found[2]), item)))
+            values.extend(causal_lengths(int(found[1]), _count(int(found[2]), item, values)))
         else:
             raise ValueError(f"a length must be written n, nxm or p<start>+<count>, got {item!r}")
     return tuple(values)
@@ -104,14 +104,14 @@ def parse_ids(text: str) -> tuple[int, ...]:
     values: list[int] = []
     for item in _items(text):
         if _NUMBER.match(item):
-            values.append(int(item))
+            values.extend([int(item)] * _count(1, item, values))
         elif found := _REPEATED.match(item):
-            values.extend([int(found[1])] * _count(int(found[2]), item))
+            values.extend([int(found[1])] * _count(int(found[2]), item, values))
         elif found := _RANGE.match(item):
             low, high = int(found[1]), int(found[2])
             if high < low:
                 raise ValueError(f"a range of identifiers must ascend, got {item!r}")
-            _count(high - low + 1, item)
+            _count(high - low + 1, item, values)
             values.extend(range(low, high + 1))
         else:
             raise ValueError(f"an identifier must be written n, a..b or nxm, got {item!r}")
@@ -122,7 +122,7 @@ def _items(text: str) -> list[str]:
     return [] if text == EMPTY else text.split(",")
 
 
-def _count(count: int, item: str) -> int:
-    if not 1 <= count <= LIST_LIMIT:
-        raise ValueError(f"a list item must stand for 1 to {LIST_LIMIT} numbers, got {item!r}")
+def _count(count: int, item: str, before: Sequence[int]) -> int:
+    if not 1 <= count <= LIST_LIMIT - len(before):
+        raise ValueError(f"a list item must stand for 1 number or more, a list for {LIST_LIMIT} at most, got {item!r}")
     return count

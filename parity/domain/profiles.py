@@ -8,6 +8,7 @@ from pathlib import Path
 from hypothesis import Phase, Verbosity, settings
 from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 
+from parity import vocabulary
 from parity.domain.draws import BACKEND
 
 DATABASE = Path(".parity") / "examples"
@@ -29,11 +30,11 @@ class Profile:
 
     name: str
     examples: int
-    derandomised: bool
-    database: bool
     shrink_seconds: float
     reduce_calls: int
     case_seconds: float
+    derandomised: bool = True
+    database: bool = False
     large: bool = True
     seconds: float | None = None
     seed: int = 0
@@ -55,20 +56,12 @@ class Profile:
         return DirectoryBasedExampleDatabase(str(DATABASE)) if self.database else None
 
     def source(self, *names: str) -> random.Random:
-        """The source of randomness of one check's search: a function of the seed and of its names alone."""
+        """The source of randomness of one check's search: a function of nothing but the seed and its names."""
         digest = hashlib.sha256("/".join([str(self.seed), *names]).encode()).digest()
         return random.Random(int.from_bytes(digest[:8], "big"))
 
 
-PROFILES = {
-    profile.name: profile
-    for profile in (
-        Profile("smoke", 24, True, False, 5.0, 100, 30.0, large=False),
-        Profile("ci", 210, True, False, 12.0, 300, 60.0),
-        Profile("nightly", 2100, False, True, 60.0, 2000, 120.0),
-        Profile("debug", 40, True, False, 30.0, 1000, 600.0, verbose=True),
-    )
-}
+PROFILES = {name: Profile(name, **numbers) for name, numbers in vocabulary.PROFILES.items()}  # type: ignore[arg-type]
 
 
 def profile(

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from parity.explain.choices import BY_NAME, SLOT_BYTES, Configuration
+from parity.explain.choices import BY_NAME, Configuration
 from parity.explain.measure import METRICS, Measure
+from parity.explain.rounding import SLOT_BYTES
 
 ENOUGH = 0.1  # restore choices, worst first, until a tenth of the loss is left
 NAMED = 4  # choices that the sentence names
@@ -36,8 +37,8 @@ def measured(report: dict[str, Any], measures: Sequence[Measure], target: Config
         name = entry["choice"]
         better = fixed.having(**{name: entry["from"]})
         left = lost(better)
-        if name in ("store", "query") and entry["to"] == "fp8":
-            cheap = fixed.having(**{name: "fp8-pow2"})
+        if mild := BY_NAME[name].milder.get(entry["to"]):
+            cheap = fixed.having(**{name: mild})
             if lost(cheap) <= left:
                 better = cheap
         restored[name] = better[name]
@@ -67,7 +68,7 @@ def sentence(report: dict[str, Any]) -> str:
     parts = [(entry["share"]["loss"]["mean"], entry["phrase"]) for entry in report["choices"]]
     if "kernel" in report:
         kernel = report["kernel"]
-        parts.append((kernel["share"]["loss"]["mean"], f"{kernel['implementation']} itself beside its emulation"))
+        parts.append((kernel["share"]["loss"]["mean"], f"{kernel['implementation']} itself against its emulation"))
     parts.sort(key=lambda part: -part[0])
     named = [part for i, part in enumerate(parts) if i == 0 or (part[0] >= loss / 20 and i < NAMED)]
     rest = sum(part[0] for part in parts) - sum(part[0] for part in named)
@@ -95,7 +96,7 @@ def _store(advice: dict[str, Any]) -> str:
     better = sorted((form for form in better if SLOT_BYTES[form] <= SLOT_BYTES[now]), key=lambda form: SLOT_BYTES[form])
     if not better:
         return ""
-    offers = [f"{SLOT_BYTES[form]} bytes a slot ({BY_NAME['store'].values[form]})" for form in reversed(better)]
+    offers = [f"{SLOT_BYTES[form]} bytes per slot ({BY_NAME['store'].values[form]})" for form in reversed(better)]
     held = f"{now} as it is holds {_percent(exact[now])} of them exactly"
     return f" Keys would then be held exactly at {_listed(offers, 'or')}; {held}."
 

@@ -14,12 +14,16 @@ PUBLISHED_WIDTH = "published"
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """One choice: its values with what each means, the published one first. `number` also admits positive integers."""
+    """One choice: its values with what each means, the published one first. `number` also admits positive integers.
+
+    `milder` names, for some values, another that costs as many bytes and may lose less.
+    """
 
     name: str
     about: str
     values: dict[str, str]
     number: bool = False
+    milder: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def published(self) -> str:
@@ -67,9 +71,9 @@ def _point(what: str, published: str = "bf16") -> dict[str, str]:
 
 def _inner(side: str) -> dict[str, str]:
     return {
-        "published": f"bf16 roundings between the stages of {side}",
-        "fused": f"no bf16 rounding between the stages of {side}",
-        "last": f"one bf16 rounding of {side}, after the last stage",
+        "published": f"bf16 roundings between the steps of {side}",
+        "fused": f"no bf16 rounding between the steps of {side}",
+        "last": f"one bf16 rounding of {side}, after the last step",
     }
 
 
@@ -104,8 +108,8 @@ CHOICES: tuple[Choice, ...] = (
     ),
     Choice("fp4_q", "fake quantisation of queries", _fp4("q")),
     Choice("fp4_k", "fake quantisation of keys", _fp4("k")),
-    Choice("store", "format of stored keys", _storage("key store")),
-    Choice("query", "format of queries as the kernel reads them", _storage("queries")),
+    Choice("store", "format of stored keys", _storage("key store"), milder={"fp8": "fp8-pow2"}),
+    Choice("query", "format of queries as the kernel reads them", _storage("queries"), milder={"fp8": "fp8-pow2"}),
     Choice("head_weights", "scaled head weights", _point("head weights")),
     Choice("dot", "dot of a head", _point("dots")),
     Choice("relu", "ReLU of a dot", {"on": "the ReLU", "off": "the missing ReLU"}),
@@ -120,8 +124,6 @@ CHOICES: tuple[Choice, ...] = (
 )
 NAMES = tuple(choice.name for choice in CHOICES)
 BY_NAME = {choice.name: choice for choice in CHOICES}
-
-SLOT_BYTES = {"bf16": 256, "fp8": 132, "fp8-pow2": 132, "fp4": 68, "float32": 512}
 
 
 class Configuration(Mapping[str, str]):
@@ -163,7 +165,8 @@ class Configuration(Mapping[str, str]):
 
     def width(self, published: int) -> int:
         """Number of keys selected, where the published code selects `published`."""
-        return published if self["topk"] == PUBLISHED_WIDTH else int(self["topk"])
+        width = self["topk"]
+        return published if width == PUBLISHED_WIDTH else int(width)
 
 
 _FLOAT_SCORES = {"head_weights": "float32", "dot": "float32", "product": "float32", "sum": "float32"}
@@ -198,11 +201,11 @@ PRESETS: dict[str, tuple[str, Configuration]] = {
         ),
     ),
     "seed-before": (
-        "the server of the incident, before: fp8 keys, 132 bytes a slot",
+        "the server of the incident, before: fp8 keys, 132 bytes per slot",
         Configuration({**_NO_FP4, **_FUSED, **_FLOAT_SCORES, "store": "fp8", "query": "fp8"}),
     ),
     "seed-after": (
-        "the same server after the change: bf16 keys, 256 bytes a slot, and bf16 queries",
+        "the same server after the change: bf16 keys, 256 bytes per slot, and bf16 queries",
         Configuration({**_NO_FP4, **_FUSED, **_FLOAT_SCORES}),
     ),
     "unrounded": (
@@ -210,6 +213,10 @@ PRESETS: dict[str, tuple[str, Configuration]] = {
         Configuration({**_NO_FP4, **_FUSED, **_FLOAT_SCORES, "store": "float32", "query": "float32"}),
     ),
 }
+
+
+DEFAULT_PRESETS = {"bf16": "seed-after", "fp8": "seed-before"}
+"""What is explained with a logits function of a layout where no preset is named."""
 
 
 def preset(name: str) -> Configuration:

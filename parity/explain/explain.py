@@ -16,7 +16,8 @@ from parity.explain import advice, attribution, live, samples
 from parity.explain.choices import BY_NAME, Configuration, differing, mixed
 from parity.explain.measure import METRICS, Measure, interval
 from parity.explain.needles import plant
-from parity.explain.pipeline import Pipeline
+from parity.explain.pipeline import Pipeline, select
+from parity.pages.layout import PAGE
 from reference.config import IndexerConfig
 
 KIND, FORMAT = "indexer-parity/explain", 1
@@ -119,7 +120,7 @@ def explain(
 
 @dataclasses.dataclass
 class _Case:
-    """What one context told: metrics of nothing and everything taken, shares, each choice alone and removed."""
+    """What one context gave: metrics of nothing and everything taken, shares, each choice alone and removed."""
 
     measure: Measure
     nothing: np.ndarray
@@ -148,8 +149,6 @@ def _one(
     if impl is not None:
         pipeline = measure.pipeline
         own = live.logits(impl, pipeline, target, number)
-        from parity.explain.pipeline import select
-
         chosen = select(own, pipeline.width(target), pipeline.sample.lens)
         kernel = measure.judge(chosen, own, pipeline.width(target), None)
     case = _Case(
@@ -245,9 +244,9 @@ def _map(case: _Case, target: Configuration) -> dict[str, Any]:
     """Keys missed by row and by page (at most 96 groups of pages) on the first context."""
     pipeline = case.measure.pipeline
     missed = pipeline.select(case.measure.reference) & ~pipeline.select(target)
-    pages = -(-missed.shape[1] // 64)
+    pages = -(-missed.shape[1] // PAGE)
     group = -(-pages // MAP_PAGES)
-    span = 64 * group
+    span = PAGE * group
     padded = torch.nn.functional.pad(missed.to(torch.int32), (0, -missed.shape[1] % span))
     counts = padded.unflatten(1, (-1, span)).sum(2)
     return {"pages_per_column": group, "missed": counts.tolist(), "selected": pipeline.width(target)}

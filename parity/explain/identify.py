@@ -1,4 +1,4 @@
-"""Which choice does an unknown implementation make differently? Found from its logits alone.
+"""Which choice does an unknown implementation make differently? Found from nothing but its logits.
 
 Every value of every choice is tried on the same context, and the one whose logits come closest to those observed is
 kept; then again from there, until nothing comes closer. No knowledge of the implementation is used.
@@ -42,7 +42,7 @@ def identify(
 ) -> tuple[float, list[Step]]:
     """(residual at `start`, choices in the order in which they explain most) for observed logits float32 [n, S].
 
-    `width` is the number of keys that the implementation selected, if it is known: it decides on `topk` alone.
+    `width` is the number of keys that the implementation selected, if it is known: only it decides on `topk`.
     """
     if tuple(observed.shape) != tuple(pipeline.logits(start).shape):
         raise ValueError(

@@ -10,11 +10,14 @@ from torch import Tensor
 
 from parity.explain.choices import Configuration
 from parity.explain.pipeline import Pipeline
-from parity.ops.paged_logits.case import PAGE
-from parity.run import registry, runner
+from parity.explain.rounding import LAYOUTS
+from parity.pages.layout import PAGE, find
+from parity.run import loading, runner
+from parity.run.implementation import Implementation
 from reference import pages
 
-LAYOUT_OF = {"bf16": "bf16", "fp8": "fp8", "fp8-pow2": "fp8"}
+READ = ("bf16", "fp8", "fp8-pow2")  # storage formats whose keys and queries logits functions read
+OPERATION = "paged_logits"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,54 +42,46 @@ def layout_of(c: Configuration) -> str:
 
     ValueError where there is none: queries and keys must both be bf16 or both fp8.
     """
-    layout = LAYOUT_OF.get(c["store"])
-    if layout is None or LAYOUT_OF.get(c["query"]) != layout:
+    store, query = c["store"], c["query"]
+    if store not in READ or query not in READ or LAYOUTS[query] != LAYOUTS[store]:
         raise ValueError(
             "store, query: a logits function reads bf16 queries with bf16 keys, or fp8 queries with fp8 keys, got "
-            f"{c['query']} queries and {c['store']} keys"
+            f"{query} queries and {store} keys"
         )
-    return layout
+    return LAYOUTS[store]
 
 
 def operands(pipeline: Pipeline, c: Configuration, seed: int = 0) -> Operands:
     """Queries, pages, weights, lengths and table of a configuration, as a server would hold them."""
-    layout, sample = layout_of(c), pipeline.sample
+    layout, sample = find(layout_of(c)), pipeline.sample
     key, q = pipeline.keys(c), pipeline.queries(c)
-    weight = pipeline.head_weights(c)
     device, count = sample.device, sample.keys
     used = -(-count // PAGE)
     order = torch.randperm(used + 1, generator=torch.Generator().manual_seed(seed))[:used].to(device)
     number = torch.arange(count, device=device)
     slots = order[number // PAGE] * PAGE + number % PAGE
-    if layout == "bf16":
-        pool = torch.zeros((used + 1, PAGE, 1, 128), dtype=torch.bfloat16, device=device)
-        pages.write_keys(pool, layout, slots, key.payload.to(torch.bfloat16))
-        queries = q.payload.to(torch.bfloat16)
-    else:
-        assert key.scale is not None and q.scale is not None
-        pool = torch.zeros((used + 1, PAGE, 1, 132), dtype=torch.uint8, device=device)
-        pages.write_keys(pool, layout, slots, key.payload.to(torch.float8_e4m3fn), key.scale)
-        queries, weight = q.payload.to(torch.float8_e4m3fn), weight * q.scale
+    pool = layout.empty_cache(used + 1, device)
+    pages.write_keys(pool, layout.name, slots, key.payload.to(layout.element.dtype), key.scale)
     return Operands(
-        q=queries[None].contiguous(),
+        q=q.payload.to(layout.query_dtype)[None].contiguous(),
         kv_cache=pool,
-        weights=weight.contiguous(),
+        weights=q.folded(pipeline.head_weights(c)).contiguous(),
         context_lens=sample.lens.to(torch.int32)[None].contiguous(),
         block_table=order.to(torch.int32)[None].contiguous(),
         max_context_len=count,
     )
 
 
-def logits(impl: registry.Implementation, pipeline: Pipeline, c: Configuration, seed: int = 0) -> Tensor:
+def logits(impl: Implementation, pipeline: Pipeline, c: Configuration, seed: int = 0) -> Tensor:
     """The implementation's own logits of a configuration, float32 [n, S], -inf where nothing is visible.
 
     It runs in this process: a crash of it ends the command. ValueError for a layout that does not fit, RuntimeError
     for a result of another form or for an exception.
     """
     layout = layout_of(c)
-    if impl.stage != "logits" or impl.layout != layout:
-        raise ValueError(f"impl: expected logits of {layout} pages, got {impl.name}: {impl.stage} of {impl.layout}")
-    function = impl.function or registry.resolve_name(str(impl.spec))
+    if impl.op != OPERATION or impl.layout != layout:
+        raise ValueError(f"impl: expected {OPERATION} of {layout} pages, got {impl.name}: {impl.op} of {impl.layout}")
+    function = impl.function or loading.resolve_name(str(impl.spec))
     given = operands(pipeline, c, seed)
     named = given.kwargs()
     if "schedule_meta" in impl.parameters:
@@ -96,13 +91,8 @@ def logits(impl: registry.Implementation, pipeline: Pipeline, c: Configuration, 
             out = function(**named)
         except Exception as error:
             raise RuntimeError(f"{impl.name} failed: {runner.sentence(error)}") from error
-    shape = (sample_rows(given), given.max_context_len)
+    shape = (given.weights.shape[0], given.max_context_len)
     if not isinstance(out, Tensor) or tuple(out.shape) != shape or out.dtype != torch.float32:
         raise RuntimeError(f"{impl.name} returned no float32 tensor {list(shape)}")
     hidden = torch.arange(shape[1], device=out.device) >= given.context_lens.reshape(-1, 1)
     return out.masked_fill(hidden, -torch.inf)
-
-
-def sample_rows(given: Operands) -> int:
-    """Rows of the result."""
-    return given.weights.shape[0]

@@ -1,7 +1,7 @@
-"""Needles: keys put beside a context at a known margin over its cutoff, to see which margins survive an arithmetic.
+"""Needles: keys added to a context at a known margin over its cutoff, to see which margins survive an arithmetic.
 
 The margin is in standard deviations of the row's scores over the k-th largest of them, both in the `unrounded`
-configuration. A needle is no key of the context: it is scored beside it, and is lost when k keys score higher.
+configuration. A needle is no key of the context: it is scored next to them, and is lost when k keys score higher.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from torch import Tensor
 from parity.explain import draws
 from parity.explain.choices import Configuration, preset
 from parity.explain.pipeline import Pipeline
-from parity.explain.samples import DIM, projected
+from parity.explain.samples import projected
+from parity.pages.layout import DIM
 
 CLIMB = 30  # steps uphill
 STEPS = 40  # halvings of the angle: float32 has no finer ones

@@ -1,6 +1,6 @@
 """The indexer under any configuration: key chain, query chain, scores and selection of one sample, with memory.
 
-At the published values every stage equals the reference bit for bit (a test compares them); a stage is evaluated once
+At the published values every step equals the reference bit for bit (a test compares them); a step is evaluated once
 for each combination of the choices that it depends on.
 """
 
@@ -15,14 +15,16 @@ from torch import Tensor
 
 from parity.explain import rounding, samples
 from parity.explain.choices import Configuration
-from parity.explain.samples import DIM, Sample
+from parity.explain.rounding import POINTS, STORED, same
+from parity.explain.samples import Sample
+from parity.pages.layout import DIM
 from reference import rope
 
 KEY_CHOICES = ("projection_k", "pooling", "inner_k", "rope_position", "rope_table", "hadamard", "fp4_k", "store")
 QUERY_CHOICES = ("projection_q", "inner_q", "rope_table", "hadamard", "fp4_q", "query")
 # Float32 cells of the dots held at once: a CPU works within its caches, a GPU in few launches.
 CELLS = {"cpu": 1 << 20, "cuda": 1 << 27}
-# Dots are kept where they are few: rounding points of the scores alone then need no product.
+# Dots are kept where they are few: other rounding points of the scores then need no product.
 DOTS_BYTES, PAIRS = 32 << 20, 16
 # Keys that go through the chain at once, for the same reason.
 CHAIN = {"cpu": 1 << 13, "cuda": 1 << 19}
@@ -38,18 +40,22 @@ class Stored(NamedTuple):
         """payload * scale."""
         return self.payload if self.scale is None else self.payload * self.scale[..., None]
 
+    def folded(self, weight: Tensor) -> Tensor:
+        """Head weights float32 [n, H] with the scale of these queries in them."""
+        return weight if self.scale is None else weight * self.scale
+
 
 class Pipeline:
-    """One sample through any number of configurations. Results of stages are kept; `forget` drops them."""
+    """One sample through any number of configurations. Results of steps are kept; `forget` drops them."""
 
     def __init__(self, sample: Sample) -> None:
         self.sample = sample
         self._kept: dict[Any, Any] = {}
         self._pairs: dict[Any, Tensor] = {}
 
-    def forget(self, *stages: str) -> None:
-        """Drop the dots, and what has been kept of these stages ("keys", "queries", "logits", "select") or of all."""
-        self._kept = {key: value for key, value in self._kept.items() if stages and key[0] not in stages}
+    def forget(self, *steps: str) -> None:
+        """Drop the dots, and what has been kept of these steps ("keys", "queries", "logits", "select") or of all."""
+        self._kept = {key: value for key, value in self._kept.items() if steps and key[0] not in steps}
         self._pairs.clear()
 
     def keys(self, c: Configuration) -> Stored:
@@ -64,8 +70,7 @@ class Pipeline:
         """Scaled head weights float32 [n, H], without the scale of an fp8 query."""
         gate, heads = self.sample.gate, self.sample.config.n_heads
         constant = torch.tensor(DIM**-0.5 * heads**-0.5, dtype=torch.float32, device=gate.device)
-        weight = gate.to(torch.float32) * constant
-        return rounding.bf16(weight) if c["head_weights"] == "bf16" else weight
+        return POINTS[c["head_weights"]](gate.to(torch.float32) * constant)
 
     def logits(self, c: Configuration) -> Tensor:
         """Scores float32 [n, S], -inf at keys that a query may not see."""
@@ -73,8 +78,8 @@ class Pipeline:
 
     def scores_of(self, c: Configuration, pooled: Tensor, windows: Tensor) -> Tensor:
         """Scores float32 [n, m] of keys of each query's own: pooled float32 [n, m, 128], windows int64 [n, m]."""
-        key, q, weight = self.chain(c, pooled, windows), self.queries(c), self.head_weights(c)
-        folded = weight if q.scale is None else weight * q.scale
+        key, q = self.chain(c, pooled, windows), self.queries(c)
+        folded = q.folded(self.head_weights(c))
         with ieee_matmul():
             return _over_heads(c, q.payload @ key.payload.transpose(1, 2), folded, key.scale)
 
@@ -95,18 +100,14 @@ class Pipeline:
         """From pooled keys float32 [..., 128] of windows int64 [...] to what the cache holds."""
         ratio = self.sample.config.ratio
         first = {"first": windows * ratio, "last": windows * ratio + ratio - 1, "index": windows}[c["rope_position"]]
-        step = {"published": rounding.bf16, "fused": _same, "last": _same}[c["inner_k"]]
+        step, last = INNER[c["inner_k"]]
         a = step(pooled)
         x = a * torch.rsqrt(a.square().mean(dim=-1, keepdim=True) + self.sample.config.norm_eps)
         x = step(self.sample.norm * x)
         x = step(self.rotated(c, x, first))
         if c["hadamard"] == "both":
             x = step(_hadamard(x))
-        if c["inner_k"] == "last":
-            x = rounding.bf16(x)
-        if c["fp4_k"] != "off":
-            x = rounding.fp4(x, "even" if c["fp4_k"] == "on" else "down")
-        return Stored(*rounding.stored(x, c["store"]))
+        return Stored(*STORED[c["store"]](FP4[c["fp4_k"]](last(x))))
 
     def _keys(self, c: Configuration) -> Stored:
         key = ("pooled", c["projection_k"], c["pooling"])
@@ -118,24 +119,19 @@ class Pipeline:
         return Stored(torch.cat([part.payload for part in parts]), torch.cat(scales) if scales else None)
 
     def _queries(self, c: Configuration) -> Stored:
-        step = {"published": rounding.bf16, "fused": _same, "last": _same}[c["inner_q"]]
+        step, last = INNER[c["inner_q"]]
         precision = c["projection_q"]
         with ieee_matmul():
             x = self._keep(("projected", precision), lambda: samples.projected(self.sample, precision))
         x = step(self.rotated(c, x, self.sample.positions[:, None]))
         if c["hadamard"] != "neither":
             x = step(_hadamard(x))
-        if c["inner_q"] == "last":
-            x = rounding.bf16(x)
-        if c["fp4_q"] != "off":
-            x = rounding.fp4(x, "even" if c["fp4_q"] == "on" else "down")
-        return Stored(*rounding.stored(x, c["query"]))
+        return Stored(*STORED[c["query"]](FP4[c["fp4_q"]](last(x))))
 
     def _logits(self, c: Configuration) -> Tensor:
         q, k, weight = self.queries(c), self.keys(c), self.head_weights(c)
         if q.payload.shape[0] * q.payload.shape[1] * k.payload.shape[0] * 4 <= DOTS_BYTES:
-            folded = weight if q.scale is None else weight * q.scale
-            out = _over_heads(c, self._dots(c, q, k), folded, k.scale)
+            out = _over_heads(c, self._dots(c, q, k), q.folded(weight), k.scale)
         else:
             out = score(c, q, k, weight)
         hidden = torch.arange(self.sample.keys, device=out.device) >= self.sample.lens[:, None]
@@ -154,19 +150,12 @@ class Pipeline:
 
     def _rope_rows(self, c: Configuration, positions: Tensor) -> Tensor:
         distinct, back = torch.unique(positions, return_inverse=True)
-        rows = rope.rope_rows(self.sample.config, distinct)
-        if c["rope_table"] == "bf16":
-            rows = rounding.bf16(rows)
-        return rows[back]
+        return POINTS[c["rope_table"]](rope.rope_rows(self.sample.config, distinct))[back]
 
     def _keep(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]
-
-
-def _same(x: Tensor) -> Tensor:
-    return x
 
 
 def _rotate(x: Tensor, rows: Tensor) -> Tensor:
@@ -194,7 +183,7 @@ def score(c: Configuration, q: Stored, k: Stored, weight: Tensor) -> Tensor:
     """
     rows, heads, _ = q.payload.shape
     count = k.payload.shape[0]
-    folded = weight if q.scale is None else weight * q.scale
+    folded = q.folded(weight)
     out = torch.empty((rows, count), dtype=torch.float32, device=weight.device)
     cells = CELLS.get(weight.device.type, CELLS["cpu"])
     some = max(1, min(count, max(512, cells // heads)))
@@ -213,23 +202,10 @@ def score(c: Configuration, q: Stored, k: Stored, weight: Tensor) -> Tensor:
 def _over_heads(c: Configuration, dots: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
     """From dots float32 [n, H, S] to logits float32 [n, S]."""
     ranks = int(c["tensor_parallel"])
-    if c["dot"] == "bf16":
-        dots = dots.to(torch.bfloat16)
+    dots = dots.to(DTYPES[c["dot"]])
     if c["relu"] == "on":
         dots = dots.relu()
-    if ranks == 1 and c["product"] == "float32":
-        total = torch.bmm(weight[:, None], dots.to(torch.float32))[:, 0]
-        parts = [total]
-    else:
-        # bf16 times bf16 is computed in float32 and rounded once; wider weights need a float32 product.
-        if c["product"] == "bf16":
-            if dots.dtype == torch.bfloat16 and bool((rounding.bf16(weight) == weight).all()):
-                product = dots.mul_(weight.to(torch.bfloat16)[..., None])
-            else:
-                product = (dots.to(torch.float32) * weight[..., None]).to(torch.bfloat16)
-        else:
-            product = dots.to(torch.float32) * weight[..., None]
-        parts = [x.sum(dim=1, dtype=torch.float32) for x in product.chunk(ranks, dim=1)]
+    parts = PRODUCTS[c["product"]](dots, weight, ranks)
     if scale is not None:
         parts = [part * scale for part in parts]
     if ranks > 1:
@@ -237,7 +213,33 @@ def _over_heads(c: Configuration, dots: Tensor, weight: Tensor, scale: Tensor | 
         for part in parts[1:]:
             total = rounding.bf16(total + rounding.bf16(part))
         return total
-    return rounding.bf16(parts[0]) if c["sum"] == "bf16" else parts[0]
+    return POINTS[c["sum"]](parts[0])
+
+
+def _products(dots: Tensor, weight: Tensor, ranks: int) -> list[Tensor]:
+    """Each rank's sum over its heads of weighted dots, float32 [n, S]."""
+    if ranks == 1:
+        return [torch.bmm(weight[:, None], dots.to(torch.float32))[:, 0]]
+    return _sums(dots.to(torch.float32) * weight[..., None], ranks)
+
+
+def _bf16_products(dots: Tensor, weight: Tensor, ranks: int) -> list[Tensor]:
+    """The same with products rounded to bf16."""
+    # bf16 times bf16 is computed in float32 and rounded once; wider weights need a float32 product.
+    if dots.dtype == torch.bfloat16 and bool((rounding.bf16(weight) == weight).all()):
+        return _sums(dots.mul_(weight.to(torch.bfloat16)[..., None]), ranks)
+    return _sums((dots.to(torch.float32) * weight[..., None]).to(torch.bfloat16), ranks)
+
+
+def _sums(product: Tensor, ranks: int) -> list[Tensor]:
+    return [x.sum(dim=1, dtype=torch.float32) for x in product.chunk(ranks, dim=1)]
+
+
+PRODUCTS = {"bf16": _bf16_products, "float32": _products}
+DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
+# (rounding after each step, rounding after the last one) of a chain.
+INNER = {"published": (rounding.bf16, same), "fused": (same, same), "last": (same, rounding.bf16)}
+FP4 = {"on": rounding.fp4, "off": same, "half-down": lambda x: rounding.fp4(x, "down")}
 
 
 def select(logits: Tensor, width: int, lens: Tensor) -> Tensor:

@@ -5,9 +5,12 @@ They give the values that `reference.formats` gives through its codes; a test co
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from parity.pages.layout import DIM, find
 from reference import formats
 
 BLOCK = formats.BLOCK
@@ -19,7 +22,7 @@ def bf16(x: Tensor) -> Tensor:
 
 
 def e4m3(x: Tensor) -> Tensor:
-    """float32 values rounded to e4m3fn, saturating at 448 (the cast alone saturates in some torch releases only)."""
+    """float32 values rounded to e4m3fn, saturating at 448 (a plain cast saturates in some torch releases only)."""
     return x.clamp(-formats.E4M3_MAX, formats.E4M3_MAX).to(torch.float8_e4m3fn).to(torch.float32)
 
 
@@ -41,16 +44,34 @@ def fp4(x: Tensor, ties: str = "even") -> Tensor:
     return (rounded * scale).flatten(-2)
 
 
-def stored(x: Tensor, form: str) -> tuple[Tensor, Tensor | None]:
-    """(payload float32 [..., D], scale float32 [...] or None) of float32 [..., D] in a storage format.
+def same(x: Tensor) -> Tensor:
+    """Not rounded."""
+    return x
 
-    Value = payload * scale. fp8: e4m3 of x / scale, scale max(amax, 1e-4) / 448 or that rounded up to a power of two.
-    """
-    if form == "float32":
-        return x, None
-    if form == "bf16":
-        return bf16(x), None
-    if form == "fp4":
-        return fp4(x), None
-    scale = formats.fp8_amax_scale(x) if form == "fp8" else formats.fp8_pow2_scale(x)
-    return e4m3(x / scale[..., None]), scale
+
+def _fp8(rule: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    def stored(x: Tensor) -> tuple[Tensor, Tensor]:
+        scale = rule(x)
+        return e4m3(x / scale[..., None]), scale
+
+    return stored
+
+
+POINTS: dict[str, Callable[[Tensor], Tensor]] = {"bf16": bf16, "float32": same}
+"""Rounding points by the value of a choice."""
+
+STORED: dict[str, Callable[[Tensor], tuple[Tensor, Tensor | None]]] = {
+    "bf16": lambda x: (bf16(x), None),
+    "fp8": _fp8(formats.fp8_amax_scale),
+    "fp8-pow2": _fp8(formats.fp8_pow2_scale),
+    "fp4": lambda x: (fp4(x), None),
+    "float32": lambda x: (x, None),
+}
+"""Storage formats: float32 [..., D] to (payload float32 [..., D], scale float32 [...] or None), value: their product.
+fp8: e4m3 of x / scale, scale max(amax, 1e-4) / 448 or that rounded up to a power of two."""
+
+LAYOUTS = {"bf16": "bf16", "fp8": "fp8", "fp8-pow2": "fp8", "fp4": "fp4"}
+"""The layout of the pages that hold keys of a storage format."""
+
+SLOT_BYTES = {form: find(LAYOUTS[form]).slot_bytes if form in LAYOUTS else 4 * DIM for form in STORED}
+"""Bytes per slot of a storage format; float32 has no layout."""

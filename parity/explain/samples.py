@@ -14,11 +14,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from parity.explain import draws
+from parity.explain import draws, rounding
+from parity.explain.choices import BY_NAME
+from parity.pages.layout import DIM
 from reference import compressor, formats, linear
 from reference.config import IndexerConfig
 
-DIM = 128
 MODELS = {
     "gaussian": "independent gaussian keys and queries",
     "heavy-channels": "channels of very different size (log-normal, spread e^1.25) in the norm weight",
@@ -94,7 +95,7 @@ def weights(config: IndexerConfig, model: str, seed: int, device: torch.device) 
         norm = norm * torch.exp(CHANNEL_SPREAD * normal("channel", 1, DIM)[0])
     basis, reader = normal("topic", RANK, DIM, 1) / RANK**0.5, normal("topic", RANK, rank, 2) / rank**0.5
     matrix = normal("wq", out, rank) * rank**-0.5
-    if model == "topic-drift":  # a head reads the latent's topic through a mixing of its own, and noise beside it
+    if model == "topic-drift":  # a head reads the latent's topic through a mixing of its own, plus noise
         mixing = normal("topic", config.n_heads * RANK, RANK, 3).view(config.n_heads, RANK, RANK) / RANK**0.5
         mixing = mixing + 0.5 * torch.eye(RANK, device=device)
         read = torch.einsum("rd,hrs,sl->hdl", basis, mixing, reader).reshape(out, rank)
@@ -177,8 +178,7 @@ def pooled(sample: Sample, projection: str = "float32", pooling: str = "float32"
     for first in range(0, sample.keys, step):
         last = min(first + step, sample.keys)
         kv, score = sample.tokens(max(first - 1, 0), last)
-        if projection == "bf16":
-            kv, score = (x.to(torch.bfloat16).to(torch.float32) for x in (kv, score))
+        kv, score = (rounding.POINTS[projection](x) for x in (kv, score))
         score = compressor.add_ape(score, sample.ape, torch.arange(len(score), device=score.device))
         if first == 0:  # the first window has no predecessor
             front = (4, 2 * DIM)
@@ -201,22 +201,25 @@ def projected(sample: Sample, precision: str = "fp8") -> Tensor:
     fp8 adds partial sums of 128 channels in float32, as published; the others do not quantise the activations.
     """
     if sample.q is not None:
-        if precision != "fp8":
+        if precision != BY_NAME["projection_q"].published:
             raise ValueError("projection_q: this context has projected queries only, so it cannot be varied")
         return sample.q.to(torch.float32)
     if sample.qr is None or sample.wq is None:
         raise ValueError("sample: queries are needed, as q or as qr with wq_b")
-    codes, exponents = sample.wq
-    heads = sample.config.n_heads
-    if precision == "fp8":
-        out = linear.project_fp8(sample.qr, codes, exponents, "library").to(torch.float32)
-    else:
-        scale = formats.pow2(exponents).to(torch.float32)
-        wide = codes.to(torch.float32) * scale.repeat_interleave(DIM, 0).repeat_interleave(DIM, 1)
-        out = torch.nn.functional.linear(sample.qr.to(torch.float32), wide)
-        if precision == "bf16":
-            out = out.to(torch.bfloat16).to(torch.float32)
-    return out.unflatten(-1, (heads, DIM))
+    return PROJECTIONS[precision](sample.qr, *sample.wq).unflatten(-1, (sample.config.n_heads, DIM))
+
+
+def _wide(qr: Tensor, codes: Tensor, exponents: Tensor) -> Tensor:
+    scale = formats.pow2(exponents).to(torch.float32)
+    weight = codes.to(torch.float32) * scale.repeat_interleave(DIM, 0).repeat_interleave(DIM, 1)
+    return torch.nn.functional.linear(qr.to(torch.float32), weight)
+
+
+PROJECTIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "fp8": lambda qr, codes, exponents: linear.project_fp8(qr, codes, exponents, "library").to(torch.float32),
+    "bf16": lambda *given: rounding.bf16(_wide(*given)),
+    "float32": _wide,
+}
 
 
 CAPTURED = {

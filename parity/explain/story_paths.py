@@ -15,13 +15,14 @@ from parity.explain.choices import preset
 from parity.explain.measure import METRICS, Measure
 from parity.explain.pipeline import Pipeline, select
 from parity.explain.samples import draw, weights
-from parity.explain.story import Stage, Told, claim
+from parity.explain.story import Scene, StepResult, check_claim
 from parity.numerics.bounds import expected
+from parity.ops.paged_logits.builtin import FLAG, STRICT
 from parity.ops.paged_logits.judge import compare_bounded
+from parity.pages.layout import PAGE, find
 from parity.results import Status
 from parity.run import interpreter, memory, registry
 
-FLAG, STRICT = registry.FLAG, registry.STRICT
 PATHS = (("seed-before", "fp8"), ("seed-after", "bf16"))
 # A matrix unit adds fp8 products with fewer bits than float32, which moves keys that are level with the cutoff.
 NEAR = 0.005
@@ -31,34 +32,24 @@ SMALL = (64, 1127)  # rows and keys of the gather that is measured where the rea
 @contextlib.contextmanager
 def environment(**values: str | None) -> Iterator[None]:
     """Environment variables set (or removed, with None) inside the block."""
-    before = {name: os.environ.get(name) for name in values}
-    try:
+    with mock.patch.dict(os.environ, {name: value for name, value in values.items() if value is not None}):
         for name, value in values.items():
-            _put(name, value)
+            if value is None:
+                os.environ.pop(name, None)
         yield
-    finally:
-        for name, value in before.items():
-            _put(name, value)
 
 
-def _put(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
-
-
-def no_triton(stage: Stage) -> str | None:
+def no_triton(scene: Scene) -> str | None:
     """Why the Triton kernels cannot run here, or None."""
-    return registry.builtin(stage.device)["triton-bf16"].absent
+    return registry.builtin(scene.device)["triton-bf16"].absent
 
 
-def _context(stage: Stage) -> Measure:
+def _context(scene: Scene) -> Measure:
     """A short context, with few rows where kernels are interpreted, at a fifth of a second a row."""
-    settings = stage.settings
-    source = weights(settings.config(), settings.data, settings.seed, stage.device)
-    rows = settings.rows if stage.device.type == "cuda" else 2
-    return Measure(Pipeline(draw(source, 0, stage.contexts[0], rows)), preset("published"))
+    settings = scene.settings
+    source = weights(settings.config(), settings.data, settings.seed, scene.device)
+    rows = settings.rows if scene.device.type == "cuda" else 2
+    return Measure(Pipeline(draw(source, 0, scene.contexts[0], rows)), preset("published"))
 
 
 def _call(given: live.Operands) -> torch.Tensor:
@@ -68,82 +59,84 @@ def _call(given: live.Operands) -> torch.Tensor:
         return dispatch.paged_mqa_logits(**given.kwargs())
 
 
-def real_kernels(stage: Stage) -> Told:
+def real_kernels(scene: Scene) -> StepResult:
     """The figures above are emulated; the kernels on real pages give the same, within their proved bounds."""
-    missing = no_triton(stage)
+    missing = no_triton(scene)
     kernel = "torch" if missing else "triton"
-    measure, lines, figures = _context(stage), [], {}
+    measure, lines, figures = _context(scene), [], {}
     pipeline = measure.pipeline
     for name, layout in PATHS:
         c = preset(name)
         given = live.operands(pipeline, c)
         with environment(**{FLAG: "0" if missing else "1", STRICT: "1"}):
             out = _call(given)
-        contract = registry.builtin(stage.device)[f"{kernel}-{layout}"].contract
+        contract = registry.builtin(scene.device)[f"{kernel}-{layout}"].contract
         verdict = compare_bounded(out, expected(given, contract), given, contract=contract)
-        claim(verdict.status is Status.PASSED, f"{kernel} {layout} is within its bound: {verdict.message}")
+        check_claim(verdict.status is Status.PASSED, f"{kernel} {layout} is within its bound: {verdict.message}")
         chosen = select(out, pipeline.width(c), pipeline.sample.lens)
         loss = measure.judge(chosen, out, pipeline.width(c), None)[METRICS.index("loss")]
         emulated = measure(c)[METRICS.index("loss")]
         ratio = 0.0 if verdict.ratio is None else verdict.ratio
         lines.append(
-            claim(
+            check_claim(
                 abs(loss - emulated) <= NEAR,
                 f"{kernel} {layout}: worst error {ratio:.3g} of the bound; recall {1 - loss:.4f}, emulated "
                 f"{1 - emulated:.4f}",
             )
         )
         figures[layout] = {"ratio": ratio, "recall": 1 - float(loss), "emulated": 1 - float(emulated)}
-    return Told("The kernels themselves, on pages", lines, figures)
+    return StepResult("The kernels themselves, on pages", lines, figures)
 
 
-def gather(stage: Stage) -> Told:
+def gather(scene: Scene) -> StepResult:
     """Bf16 keys through the old gather: 23 GB for one call."""
     rows, keys = sweep_memory.STORY
     guess = sweep_memory.predicted("gather-bf16", rows, keys)
-    pages = keys // 64
-    asked = memory.gather_bytes(rows, pages, 64 * 256)
+    pages = keys // PAGE
+    wanted = memory.gather_bytes(rows, pages, find("bf16").page_bytes)
     lines = [
-        claim(
-            asked > 16e9,
-            f"{rows:,} rows x {pages} pages x 64 slots x 256 bytes: the gather asks for {asked / 1e9:.1f} GB, and with "
-            f"its scores for {guess.workspace / 1e9:.1f} GB; a 16 GB card has neither.",
+        check_claim(
+            wanted > 16e9,
+            f"{rows:,} rows x {pages} pages x 64 slots x 256 bytes: the gather needs {wanted / 1e9:.1f} GB, and with "
+            f"its scores {guess.workspace / 1e9:.1f} GB; a 16 GB GPU has neither.",
         )
     ]
-    figures: dict[str, Any] = {"asked": asked, "predicted": guess.workspace}
-    shape = (rows, keys) if sweep_memory.reason(stage.device, guess) is None else SMALL
+    figures: dict[str, Any] = {"wanted": wanted, "predicted": guess.workspace}
+    shape = (rows, keys) if sweep_memory.reason(scene.device, guess) is None else SMALL
     if shape == SMALL:
         lines.append(f"Measured where it fits, {SMALL[0]} rows x {SMALL[1]:,} keys:")
     else:
         lines.append("Measured here, at that size:")
-    heads = stage.settings.heads
-    found = sweep_memory.measured("gather-bf16", *shape, heads, stage.device)
+    heads = scene.settings.heads
+    found = sweep_memory.measured("gather-bf16", *shape, heads, scene.device)
     here = sweep_memory.predicted("gather-bf16", *shape, heads).workspace
-    told = f"the gather takes {found['workspace'] / 1e6:,.1f} MB beside inputs and result ({here / 1e6:,.1f} predicted)"
-    lines.append(claim(abs(found["workspace"] / here - 1) < 0.05, told))
+    sentence = (
+        f"the gather takes {found['workspace'] / 1e6:,.1f} MB besides inputs and result ({here / 1e6:,.1f} predicted)"
+    )
+    lines.append(check_claim(abs(found["workspace"] / here - 1) < 0.05, sentence))
     figures["gather"] = found
-    chunked = sweep_memory.measured("torch-bf16", *shape, heads, stage.device)
-    told = f"the torch path in chunks takes {chunked['workspace'] / 1e6:,.1f} MB, under its budget of 268.4"
-    lines.append(claim(chunked["workspace"] <= memory.WORKSPACE, told))
+    chunked = sweep_memory.measured("torch-bf16", *shape, heads, scene.device)
+    sentence = f"the torch path in chunks takes {chunked['workspace'] / 1e6:,.1f} MB, under its budget of 268.4"
+    lines.append(check_claim(chunked["workspace"] <= memory.WORKSPACE, sentence))
     figures["torch"] = chunked
-    if no_triton(stage) is None:
-        few = shape if stage.device.type == "cuda" else (2, SMALL[1])  # interpreted: the rows decide the time
+    if no_triton(scene) is None:
+        few = shape if scene.device.type == "cuda" else (2, SMALL[1])  # interpreted: the rows decide the time
         with interpreter.corrected():
-            kernel = sweep_memory.measured("triton-bf16", *few, heads, stage.device)
-        told = f"the Triton kernel takes {kernel['workspace']:,} bytes"
-        lines.append(claim(kernel["workspace"] <= 1 << 20, told))
+            kernel = sweep_memory.measured("triton-bf16", *few, heads, scene.device)
+        sentence = f"the Triton kernel takes {kernel['workspace']:,} bytes"
+        lines.append(check_claim(kernel["workspace"] <= 1 << 20, sentence))
         figures["triton"] = kernel
-    return Told("The gather that does not fit", lines, figures)
+    return StepResult("The gather that does not fit", lines, figures)
 
 
-def flag(stage: Stage) -> Told:
+def flag(scene: Scene) -> StepResult:
     """TRITON_INDEXER=1 routes to the kernel, unset to torch, and both give the same logits within the bound."""
     title = "The flag that routes around it"
-    if missing := no_triton(stage):
-        return Told(title, [], not_run=missing)
+    if missing := no_triton(scene):
+        return StepResult(title, [], not_run=missing)
     from impl import dispatch
 
-    given = live.operands(_context(stage).pipeline, preset("seed-after"))
+    given = live.operands(_context(scene).pipeline, preset("seed-after"))
     routes = {}
     for value in (None, "1"):
         with environment(**{FLAG: value, STRICT: None}):
@@ -151,32 +144,32 @@ def flag(stage: Stage) -> Told:
         route = dispatch.last_route()
         assert route is not None
         routes[value] = (route, out)
-        contract = registry.builtin(stage.device)[f"{route.name}-bf16"].contract
+        contract = registry.builtin(scene.device)[f"{route.name}-bf16"].contract
         verdict = compare_bounded(out, expected(given, contract), given, contract=contract)
-        claim(verdict.status is Status.PASSED, f"{route.kernel} is within its bound: {verdict.message}")
+        check_claim(verdict.status is Status.PASSED, f"{route.kernel} is within its bound: {verdict.message}")
     lines = [
-        claim(routes[None][0].name == "torch", f"{FLAG} unset: {routes[None][0].kernel} ran"),
-        claim(routes["1"][0].name == "triton", f"{FLAG}=1: {routes['1'][0].kernel} ran, in Triton"),
+        check_claim(routes[None][0].name == "torch", f"{FLAG} unset: {routes[None][0].kernel} ran"),
+        check_claim(routes["1"][0].name == "triton", f"{FLAG}=1: {routes['1'][0].kernel} ran, in Triton"),
         "Both results lie within their bounds of the exact logits.",
     ]
-    return Told(title, lines, {"unset": routes[None][0].kernel, "1": routes["1"][0].kernel})
+    return StepResult(title, lines, {"unset": routes[None][0].kernel, "1": routes["1"][0].kernel})
 
 
 class _Ran(Exception):
     """Raised by the trap that stands in for the fallback."""
 
 
-def no_fallback(stage: Stage) -> Told:
+def no_fallback(scene: Scene) -> StepResult:
     """With the fallback replaced by a trap the flagged call still answers; without the flag the trap springs."""
     title = "The proof that the fallback did not run"
-    if missing := no_triton(stage):
-        return Told(title, [], not_run=missing)
+    if missing := no_triton(scene):
+        return StepResult(title, [], not_run=missing)
     from impl import dispatch
 
     def trap(*arguments: Any, **named: Any) -> Any:
         raise _Ran
 
-    given = live.operands(_context(stage).pipeline, preset("seed-after"))
+    given = live.operands(_context(scene).pipeline, preset("seed-after"))
     with mock.patch.object(dispatch, "torch_bf16_paged_mqa_logits", trap):
         with environment(**{FLAG: "1", STRICT: None}):
             out = _call(given)
@@ -187,20 +180,20 @@ def no_fallback(stage: Stage) -> Told:
             except _Ran:
                 sprung = True
     lines = [
-        claim(
+        check_claim(
             bool(torch.isfinite(out).all()),
             f"With the torch path replaced by a trap, {FLAG}=1 still returns every logit.",
         ),
-        claim(sprung, "Without the flag the same call springs the trap, so the trap would have told."),
+        check_claim(sprung, "Without the flag the same call springs the trap, so the trap would have shown it."),
     ]
     refused = ""
     with (
-        mock.patch.object(dispatch, "_triton", side_effect=dispatch.Unsupported("the kernel does not fit this card")),
+        mock.patch.object(dispatch, "_triton", side_effect=dispatch.Unsupported("the kernel does not fit this GPU")),
         environment(**{FLAG: "1", STRICT: "1"}),
     ):
         try:
             _call(given)
         except dispatch.Unsupported as error:
             refused = str(error)
-    lines.append(claim(bool(refused), f"And where the kernel cannot run, {STRICT}=1 raises: {refused}"))
-    return Told(title, lines)
+    lines.append(check_claim(bool(refused), f"And where the kernel cannot run, {STRICT}=1 raises: {refused}"))
+    return StepResult(title, lines)

@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 
+from parity.pages.layout import DIM, PAGE, find
 from parity.run import memory
 
 KIND, FORMAT = "indexer-parity/sweep-memory", 1
-PAGE, DIM = 64, 128
 PATHS = ("gather-bf16", "torch-bf16", "torch-fp8", "triton-bf16", "triton-fp8")
-SLOT = {"bf16": 256, "fp8": 132}
-CARDS = (16, 24, 48, 96)  # GB, 10^9 bytes, the whole card for this one layer's cache and call
+GPUS = (16, 24, 48, 96)  # GB, 10^9 bytes, the whole GPU for this one layer's cache and call
 ROWS = (1, 64, 1024, 4096)
 KEYS = (1127, 5500, 22016, 131072, 262144)
 STORY = (4096, 22016)  # rows and keys (344 pages) of the call that would not fit
@@ -34,20 +33,20 @@ class Predicted:
 
     @property
     def total(self) -> int:
-        """What a card must hold at once."""
+        """What a GPU must hold at once."""
         return self.workspace + self.result + self.pages
 
 
 def predicted(path: str, rows: int, keys: int, heads: int = 64) -> Predicted:
     """By formula. The gather holds every row's keys, then the scores in bf16 and again in float32; the torch path keeps
-    its temporaries under a budget; the kernels need nothing beside the result."""
+    its temporaries under a budget; the kernels need nothing besides the result."""
     layout = path.rpartition("-")[2]
     pages = -(-keys // PAGE)
-    pool, result = pages * PAGE * SLOT[layout], memory.result_bytes(rows, keys)
+    pool, result = pages * find(layout).page_bytes, memory.result_bytes(rows, keys)
     cells = rows * heads * pages * PAGE
     work = 2 * cells * DIM / FLOPS
     if path.startswith("gather"):
-        gathered = memory.gather_bytes(rows, pages, PAGE * SLOT["bf16"])
+        gathered = memory.gather_bytes(rows, pages, find("bf16").page_bytes)
         workspace = gathered + 2 * cells + 4 * cells
         # Written and read: the gathered keys, the scores in bf16, the scores in float32 (the ReLU passes twice).
         moved = 2 * gathered + 2 * 2 * cells + 4 * 4 * cells
@@ -59,14 +58,14 @@ def predicted(path: str, rows: int, keys: int, heads: int = 64) -> Predicted:
     return Predicted(workspace, result, pool, max(moved / BYTES_PER_SECOND, work))
 
 
-def longest(path: str, rows: int, card: int, heads: int = 64) -> int:
-    """Keys of the longest context, in whole pages, for which one call with its pages fits into `card` GB; 0 if none."""
+def longest(path: str, rows: int, gpu: int, heads: int = 64) -> int:
+    """Keys of the longest context, in whole pages, for which one call with its pages fits into `gpu` GB; 0 if none."""
     low, high = 0, 1
-    while predicted(path, rows, high * PAGE, heads).total <= card * 10**9:
+    while predicted(path, rows, high * PAGE, heads).total <= gpu * 10**9:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        if predicted(path, rows, middle * PAGE, heads).total <= card * 10**9:
+        if predicted(path, rows, middle * PAGE, heads).total <= gpu * 10**9:
             low = middle
         else:
             high = middle
@@ -80,7 +79,7 @@ def sweep(
     heads: int = 64,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """{kind, format, rows: [{path, rows, keys, predicted, measured or the reason why not}], cards}, JSON types."""
+    """{kind, format, rows: [{path, rows, keys, predicted, measured or the reason why not}], gpus}, JSON types."""
     points = []
     for path in PATHS:
         for count in rows:
@@ -94,13 +93,13 @@ def sweep(
                     point |= measured(path, count, length, heads, device)
                     say(f"parity sweep memory: {path}, {count:,} rows, {length:,} keys")
                 points.append(point)
-    cards = [
-        {"card": card, "path": path, "rows": count, "longest_keys": longest(path, count, card, heads)}
-        for card in CARDS
+    gpus = [
+        {"gpu": gpu, "path": path, "rows": count, "longest_keys": longest(path, count, gpu, heads)}
+        for gpu in GPUS
         for path in PATHS
         for count in rows
     ]
-    return {"kind": KIND, "format": FORMAT, "heads": heads, "rows": points, "cards": cards, "device": device.type}
+    return {"kind": KIND, "format": FORMAT, "heads": heads, "rows": points, "gpus": gpus, "device": device.type}
 
 
 def reason(device: torch.device, guess: Predicted) -> str | None:
@@ -110,7 +109,7 @@ def reason(device: torch.device, guess: Predicted) -> str | None:
     free, _ = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if guess.total > 0.9 * free:
-        return f"needs {guess.total / 1e9:.1f} GB, the card has {free / 1e9:.1f} GB free"
+        return f"needs {guess.total / 1e9:.1f} GB, the GPU has {free / 1e9:.1f} GB free"
     return None
 
 
@@ -142,19 +141,14 @@ def call(
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """(function, keyword arguments) of one path: one request whose rows all see `keys` keys, pages in reverse order.
 
-    Values do not change bytes or time: payload bytes of small positive numbers, in bf16 and in e4m3.
+    Values do not change bytes or time: every byte 0x38, a small positive number in every format.
     """
     kernel, _, layout = path.rpartition("-")
     pages = -(-keys // PAGE)
-    if layout == "bf16":
-        cache = torch.ones((pages, PAGE, 1, DIM), dtype=torch.bfloat16, device=device)
-        q = torch.ones((1, rows, heads, DIM), dtype=torch.bfloat16, device=device)
-    else:
-        cache = torch.full((pages, PAGE, 1, DIM + 4), 0x38, dtype=torch.uint8, device=device)
-        q = torch.ones((1, rows, heads, DIM), dtype=torch.float32, device=device).to(torch.float8_e4m3fn)
+    pool = torch.full((pages, find(layout).page_bytes), 0x38, dtype=torch.uint8, device=device)
     named = {
-        "q": q,
-        "kv_cache": cache,
+        "q": torch.ones((1, rows, heads, DIM), device=device).to(find(layout).query_dtype),
+        "kv_cache": find(layout).cache_view(pool),
         "weights": torch.full((rows, heads), 1 / 64, device=device),
         "context_lens": torch.full((1, rows), keys, dtype=torch.int32, device=device),
         "block_table": torch.arange(pages - 1, -1, -1, dtype=torch.int32, device=device)[None],
@@ -177,21 +171,21 @@ def function_of(kernel: str, layout: str) -> Callable[..., Any]:
 
 
 def table(report: dict[str, Any]) -> list[str]:
-    """The report as lines for a terminal: the call of the incident, then what fits into which card."""
+    """The report as lines for a terminal: the call of the incident, then what fits into which GPU."""
     count, length = STORY
     lines = [f"{count:,} rows x {length:,} keys:"]
     for point in report["rows"]:
         if (point["rows"], point["keys"]) == STORY:
             real = point["workspace"]
-            told = f"{real / 1e9:.2f} GB measured" if real is not None else f"not measured: {point['not_measured']}"
+            said = f"{real / 1e9:.2f} GB measured" if real is not None else f"not measured: {point['not_measured']}"
             if point["seconds"] is not None:
-                told += f", {point['seconds'] * 1e3:.2f} ms"
+                said += f", {point['seconds'] * 1e3:.2f} ms"
             guess = point["predicted_workspace"] / 1e9
-            lines.append(f"  {point['path']:12s} {guess:7.2f} GB beyond inputs and result, {told}")
-    most = max(entry["rows"] for entry in report["cards"])
+            lines.append(f"  {point['path']:12s} {guess:7.2f} GB beyond inputs and result, {said}")
+    most = max(entry["rows"] for entry in report["gpus"])
     lines.append(f"longest context (keys) of one call with {most:,} rows, its pages and result included:")
-    lines.append("  path         " + "".join(f"{f'{card} GB':>14s}" for card in CARDS))
+    lines.append("  path         " + "".join(f"{f'{gpu} GB':>14s}" for gpu in GPUS))
     for path in PATHS:
-        found = {e["card"]: e["longest_keys"] for e in report["cards"] if e["path"] == path and e["rows"] == most}
-        lines.append(f"  {path:12s} " + "".join(f"{found[card]:14,d}" for card in CARDS))
+        found = {e["gpu"]: e["longest_keys"] for e in report["gpus"] if e["path"] == path and e["rows"] == most}
+        lines.append(f"  {path:12s} " + "".join(f"{found[gpu]:14,d}" for gpu in GPUS))
     return lines

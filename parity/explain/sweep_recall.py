@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from parity.explain import samples
-from parity.explain.choices import SLOT_BYTES, Configuration, preset, settings
+from parity.explain.choices import Configuration, preset, settings
 from parity.explain.explain import Settings, known, numbers
 from parity.explain.measure import Measure, interval
 from parity.explain.needles import Needles, kept, plant
 from parity.explain.pipeline import Pipeline
+from parity.explain.rounding import SLOT_BYTES
 
 KIND, FORMAT = "indexer-parity/sweep-recall", 1
 # 1K to 1M tokens, among them the lengths at which the incident was seen.
@@ -60,7 +61,7 @@ def sweep(
     reference = configuration(against)
     started, rows = time.perf_counter(), []
     for model in ("captured",) if captured else models:
-        source = None if captured else samples.weights(options.config(), model, options.seed, _device(options))
+        source = None if captured else dataclasses.replace(options, data=model).weights()
         for count in sorted({len_of(sample) for sample in captured}) if captured else tokens:
             if source is None:
                 drawn = [sample for sample in captured if len_of(sample) == count]
@@ -86,10 +87,6 @@ def len_of(sample: samples.Sample) -> int:
     return int(sample.positions.max()) + 1
 
 
-def _device(options: Settings) -> torch.device:
-    return torch.device(options.device)
-
-
 def _at(
     model: str,
     tokens: int,
@@ -98,7 +95,7 @@ def _at(
     reference: Configuration,
     options: Settings,
 ) -> list[dict[str, Any]]:
-    """One row a configuration at one context length."""
+    """One row per configuration at one context length."""
     found: dict[str, list[np.ndarray]] = {name: [] for name in named}
     found_needles: dict[str, list[np.ndarray]] = {name: [] for name in ("reference", *named)}
     for number, sample in enumerate(drawn):

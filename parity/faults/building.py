@@ -1,90 +1,74 @@
-"""From a fault model to an implementation that the suite can judge, and the correct ones beside it."""
+"""From a fault model to an implementation that the suite can judge, and the correct ones next to it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from parity.domain.contract import Contract
-from parity.ops.compressor.faults import staged as staged_compressor
-from parity.ops.fault import Fault
-from parity.ops.paged_logits.faults import staged as staged_logits
-from parity.ops.store.faults import staged as staged_store
-from parity.ops.topk.faults import staged as staged_topk
-from parity.run.registry import Implementation
+from parity.ops.diagnosis import Diagnosis
+from parity.ops.fault import Fault, Function
+from parity.run import registry
+from parity.run.implementation import Implementation
+from parity.run.operation import find
 
 CPU = torch.device("cpu")
-CONTRACTS: dict[str, dict[str, Any]] = {
-    "logits": {"arithmetic": "ieee"},
-    "topk": {"stage": "topk"},
-    "store": {"stage": "store", "batch_invariant": True},
-    "compressor": {"stage": "compressor"},
-}
-"""What faulty and correct functions promise alike: IEEE float32, a clean tail, and nothing rounded before the store."""
 
 
-def contract(pipeline: str, layout: str, extra: Mapping[str, Any] | None = None) -> Contract:
-    """The contract of a pipeline's functions; a store's may name a schedule, a scale and the fp4 step."""
-    return Contract.from_dict({"layout": layout, **CONTRACTS[pipeline], **(extra or {})}, CPU)
+def diagnosis_of(op: str) -> Diagnosis:
+    """What an operation provides for fault models; ValueError for one that provides nothing."""
+    found: Diagnosis | None = find(op).hook("diagnosis")
+    if found is None:
+        raise ValueError(f"{op} has no fault models")
+    return found
+
+
+def contract(op: str, layout: str, extra: Mapping[str, Any] | None = None) -> Contract:
+    """What faulty and correct functions promise alike: IEEE float32, a clean tail, nothing rounded before the store.
+
+    `extra` may name a store's schedule, scale and fp4 step."""
+    pages = {"layout": layout} if find(op).layouts else {}
+    return Contract.from_dict({"op": op, **pages, **diagnosis_of(op).promises, **(extra or {})}, CPU)
 
 
 def staged(
-    pipeline: str, layout: str, extra: Mapping[str, Any] | None = None, change: Mapping[str, Any] | None = None
-) -> Callable[..., Any]:
-    """The staged implementation of a pipeline, with stages replaced; correct without a change."""
-    if pipeline == "topk":
-        return staged_topk.function(change)
-    if pipeline == "compressor":
-        return staged_compressor.function(change)
-    if pipeline == "logits":
-        return staged_logits.function(layout, change)
-    how: dict[str, Any] = {"schedule": "fused", "scale": "amax", "fake_fp4": False} | dict(extra or {})
-    return staged_store.function(layout, how["schedule"], how["scale"], how["fake_fp4"], change)
+    op: str, layout: str, extra: Mapping[str, Any] | None = None, change: Mapping[str, Function] | None = None
+) -> Function:
+    """The staged implementation of an operation, with steps replaced; correct without a change. ValueError for an
+    operation that has none, or a layout that it does not know."""
+    make = find(op).staged
+    if make is None:
+        raise ValueError(f"{op} has no fault models")
+    return make(layout, extra or {}, change or {})
 
 
-def function(fault: Fault) -> Callable[..., Any]:
+def function(fault: Fault) -> Function:
     """A new faulty function, with an empty memory."""
-    extra = fault.extra.get("contract")
-    if fault.wrap is not None:
-        return fault.wrap(staged(fault.pipeline, fault.layout, extra))
-    return staged(fault.pipeline, fault.layout, extra, fault.change)
+    correct = staged(fault.op, fault.layout, fault.extra.get("contract"), fault.change)
+    return correct if fault.wrap is None else fault.wrap(correct)
 
 
 def implementation(fault: Fault) -> Implementation:
     """The fault as an implementation under the contract that a correct one has."""
+    name = f"faults/{fault.id}"
     if "route" in fault.extra:
-        return _misrouted(fault)
-    extra = fault.extra.get("contract")
-    return _made(f"faults/{fault.id}", fault.pipeline, fault.layout, function(fault), extra)
+        # Our own dispatcher with the flag lost on the way, watched for the route that was chosen.
+        known = registry.builtin(CPU)
+        chosen, ran = (known[f"{kernel}-{fault.layout}"] for kernel in ("triton", fault.extra["route"]))
+        return replace(chosen, name=name, function=ran.function, absent=None, kernel="unknown")
+    return _implementation(name, fault.op, fault.layout, function(fault), fault.extra.get("contract"))
 
 
-def correct_implementation(pipeline: str, layout: str, extra: Mapping[str, Any] | None = None) -> Implementation:
+def correct_implementation(op: str, layout: str, extra: Mapping[str, Any] | None = None) -> Implementation:
     """The staged implementation, which the suite must accept."""
-    name = f"faults/correct-{pipeline}-{layout}"
-    return _made(name, pipeline, layout, staged(pipeline, layout, extra), extra)
+    # The name seeds what is drawn, so it stays as it was when paged logits were called logits.
+    name = f"faults/correct-{op.removeprefix('paged_')}-{layout}"
+    return _implementation(name, op, layout, staged(op, layout, extra), extra)
 
 
-def _made(
-    name: str, pipeline: str, layout: str, call: Callable[..., Any], extra: Mapping[str, Any] | None
-) -> Implementation:
-    return Implementation(
-        name=name,
-        stage=pipeline,
-        layout=layout,
-        contract=contract(pipeline, layout, extra),
-        function=call,
-        arguments=("--impl", name),
-    )
-
-
-def _misrouted(fault: Fault) -> Implementation:
-    """Our own dispatcher with the flag lost on the way, watched for the route that was asked for."""
-    from dataclasses import replace
-
-    from parity.run import registry
-
-    asked = registry.builtin(CPU)[f"triton-{fault.layout}"]
-    ran = registry.builtin(CPU)[f"{fault.extra['route']}-{fault.layout}"]
-    return replace(asked, name=f"faults/{fault.id}", function=ran.function, absent=None, kernel="unknown")
+def _implementation(name: str, op: str, layout: str, call: Function, extra: Mapping[str, Any] | None) -> Implementation:
+    made = contract(op, layout, extra)
+    return Implementation(name, op, made.layout, made, call, arguments=("--impl", name))

@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-from parity.ops.compressor.faults import models as compressor_models
 from parity.ops.fault import KINDS, Fault
-from parity.ops.paged_logits.faults import device as logits_device
-from parity.ops.paged_logits.faults import formula as logits_formula
-from parity.ops.paged_logits.faults import mask as logits_mask
-from parity.ops.paged_logits.faults import rows as logits_rows
-from parity.ops.store.faults import chain as store_models
-from parity.ops.store.faults import layout as store_layout
-from parity.ops.store.faults import quantise as store_bytes
-from parity.ops.topk.faults import members as topk_models
-from parity.ops.topk.faults import slots as topk_slots
+from parity.run.operation import all_operations
 
-MODELS: tuple[Fault, ...] = (
-    *logits_formula.MODELS,
-    *logits_rows.MODELS,
-    *logits_mask.MODELS,
-    *logits_device.MODELS,
-    *topk_models.MODELS,
-    *topk_slots.MODELS,
-    *compressor_models.MODELS,
-    *store_models.MODELS,
-    *store_bytes.MODELS,
-    *store_layout.MODELS,
-)
+MODELS: tuple[Fault, ...] = tuple(fault for operation in all_operations() for fault in operation.faults())
 BY_ID: dict[str, Fault] = {fault.id: fault for fault in MODELS}
 assert len(BY_ID) == len(MODELS), "two fault models have the same id"
-
 
 SMOKE = (
     "topk-candidates-capped-1024",

@@ -1,267 +1,153 @@
-"""`parity diagnose`: which fault explains a failing function, a failing case, or a captured call.
+"""Which fault explains a failing function, a failing case, or a captured call.
 
-What is observed is asked once, then every model of the pipeline is evaluated on the same inputs, pairs of the best ones
-too; what no model explains is described by what its wrong cells have in common.
+The function is observed once, then every model of its operation is run on the same inputs, pairs of the best ones too;
+what no model explains is described by what its wrong cells have in common.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Sequence
+import os
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
+from torch import Tensor
 
-from parity.command import FAILED, PASSED, CommandError, blame, check_writable, say, write_json
-from parity.faults import pattern
+from parity.domain.profiles import profile
+from parity.domain.reducer import reduce_case
+from parity.faults.building import diagnosis_of
+from parity.faults.capture import load_capture
 from parity.faults.explaining import (
     CORRECT,
+    NO_RESULT,
     Explanation,
     Problem,
     Ruler,
     distance,
     equals,
     function_of,
-    near_cells,
     observe,
     problem_of,
     rank,
     rank_pairs,
-    warm_case,
 )
+from parity.faults.score import ordered
+from parity.run.operation import parse_case
+from parity.run.runner import Runner, over_tensors
+from parity.suite.search import run_check
+from parity.vocabulary import Status
 
 SHOWN, PAIRED = 5, 20
-PROBES = 12  # further cases that --impl is asked on, to tell equals apart
+PROBES = 12  # further cases that a function is called on, to tell equals apart
 DRAWS = 30
 Row = dict[str, Any]
 
 
 @dataclass(eq=False)
-class Diagnosis:
-    """Singles and pairs by what they leave, the best one's equals, sentences on the pattern, and a separating case."""
+class Finding:
+    """Singles and pairs by what they leave, the best one's equals, sentences on the pattern, and a separating case; or
+    the obstacle, one sentence on why no model can be compared."""
 
     problem: Problem
-    observed: list[Any]
-    ranked: list[Explanation]
-    best: list[Explanation]
+    ranked: list[Explanation] = field(default_factory=list)
+    best: list[Explanation] = field(default_factory=list)
     pairs: list[Explanation] = field(default_factory=list)
     unsteady: bool = False
     sentences: list[str] = field(default_factory=list)
     separating: str = ""
+    obstacle: str = ""
 
     @property
     def explained(self) -> bool:
-        return self.best[0].explains and self.best[0].faults != (CORRECT,)
+        """Whether one fault explains the result."""
+        return bool(self.best) and self.best[0].explains and not self.best[0].correct
 
-
-def build_parser() -> argparse.ArgumentParser:
-    from parity.cli.main import LAYOUTS, STAGES
-
-    parser = argparse.ArgumentParser(
-        prog="parity diagnose",
-        description="Say which fault explains what a function computes: every fault model on the same inputs, ranked.",
-        epilog="exit codes: 0 an explanation was found, 1 nothing explains it, 2 usage, or nothing is wrong",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--impl", metavar="NAME|MODULE:FUNCTION", help="the failing function")
-    parser.add_argument("--case", metavar="STRING", help="the case on which it fails (default: one is looked for)")
-    parser.add_argument("--capture", metavar="FILE", help="a captured call instead (docs/faults.md)")
-    parser.add_argument("--layout", choices=LAYOUTS, help="page layout of a function of your own")
-    parser.add_argument("--stage", choices=STAGES, help="what a function of your own computes")
-    parser.add_argument("--contract", metavar="FILE", help="TOML file of what it promises")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu", help="default: %(default)s")
-    parser.add_argument("--measure", action="store_true", help="how often every model's own fault is named first")
-    parser.add_argument("--seed", type=int, default=0, help="of --measure (default: 0)")
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON too")
-    parser.set_defaults(require_device=None)
-    return parser
-
-
-def main(words: Sequence[str]) -> int:
-    options = build_parser().parse_args(list(words))
-    check_writable(options.json)
-    if options.measure:
-        from parity.faults.confusion import run_measure
-
-        return run_measure(options.seed, options.json)
-    if bool(options.impl) == bool(options.capture):
-        raise CommandError("say either --impl (with --case, if one is known) or --capture FILE")
-    torch.set_num_threads(1)
-    found = of_capture(options.capture) if options.capture else of_implementation(options)
-    write_json(options.json, as_json(found))
-    print("\n".join(lines(found)))
-    return PASSED if found.explained or any(pair.explains for pair in found.pairs) else FAILED
+    @property
+    def explained_by_pair(self) -> bool:
+        """Whether two faults at once do."""
+        return any(pair.explains for pair in self.pairs)
 
 
 # ---------------------------------------------------------------------------------------------------- what is observed
 
 
-def of_capture(path: str) -> Diagnosis:
-    """The diagnosis of a captured call: one run, and nothing known of the calls before it."""
-    from types import SimpleNamespace
-
-    from parity.faults.capture import load_capture
-
-    with blame("--capture"):
-        capture = load_capture(path)
-    if capture.stage == "store":
-        problem = Problem("store", capture.layout, lambda: _captured_store(capture), runs=1)
-        return diagnose(problem, [_bytes(capture.output)])
-
-    def fresh() -> Any:
-        named = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in capture.named.items()}
-        return SimpleNamespace(**named, kwargs=lambda: named)
-
-    problem = Problem(capture.stage, capture.layout, fresh, runs=1)
-    return diagnose(problem, [capture.output])
+def of_capture(path: str | os.PathLike[str]) -> Finding:
+    """The finding on a captured call: one run, and nothing known of the calls before it. ValueError names what is wrong
+    with the file."""
+    capture = load_capture(path)
+    build = diagnosis_of(capture.op).captured
+    return diagnose(Problem(capture.op, capture.layout, lambda: build(capture.named), runs=1), [capture.output])
 
 
-def _bytes(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous().view(torch.uint8).reshape(-1).clone()
-
-
-def _captured_store(capture: Any) -> Any:
-    from types import SimpleNamespace
-
-    named = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in capture.named.items()}
-    return SimpleNamespace(
-        **named,
-        kwargs=lambda: named,
-        contents=lambda: _bytes(named["kv_cache"]),
-        restore=lambda: named["kv_cache"].copy_(capture.named["kv_cache"]),
-    )
-
-
-def of_implementation(options: argparse.Namespace) -> Diagnosis:
-    """The diagnosis of a function on a case: the one given, or the first on which the suite's checks reject it."""
-    from parity.cli.commands import device_of, implementation
-    from parity.ops.paged_logits.case import parse_case
-    from parity.run.worker import opened
-
-    case = None
-    if options.case:
-        with blame("--case"):
-            case = parse_case(options.case)
-        options.stage = options.stage or (case.stage if ":" in options.impl else None)
-        if options.layout is None and case.stage != "topk" and ":" in options.impl and not options.contract:
-            options.layout = getattr(case, "layout", None)
-    device = device_of(options)
-    impl = implementation(options, device)
-    if impl.absent:
-        raise CommandError(f"--impl {impl.name}: not run: {impl.absent}")
-    with opened(impl, device) as runner:
-        if case is None:
-            case = failing_case(runner)
-            if case is None:
-                raise CommandError(f"--impl {impl.name}: no check rejects it, so there is nothing to explain")
-        elif case.stage != impl.stage:
-            raise CommandError(f"--case is of stage {case.stage}, {impl.name} is a {impl.stage} function")
-        say(f"parity diagnose: {impl.name} on {case}")
-        return of_runner(runner, case)
-
-
-def failing_case(runner: Any) -> Any:
-    """A case that the suite rejects, as it was drawn: an unshrunk one tells more faults apart."""
-    from parity.domain.profiles import profile
-    from parity.faults.score import ordered
-    from parity.ops.paged_logits.case import parse_case
-    from parity.results import Status
-    from parity.suite.search import run_check
-
+def failing_case(runner: Runner) -> Any:
+    """A case that the suite rejects, as it was drawn: an unshrunk one tells more faults apart. One on which the call
+    crashes, if there is no other; None if there is none."""
     quick = replace(profile("ci"), shrink_seconds=0.01, reduce_calls=1)
-    for check in ordered(runner.impl.stage):
+    crashed = None
+    for check in ordered(runner.impl.operation):
         found = run_check(check, runner, quick)
-        if found.verdict.status is Status.FAILED and (found.first_case or found.verdict.case):
-            return parse_case(found.first_case or found.verdict.case)
-    return None
+        case = found.first_case or found.verdict.case
+        if found.verdict.status is Status.FAILED and case:
+            return parse_case(case)
+        if found.verdict.status is Status.ERROR and case:
+            crashed = crashed or case
+    return parse_case(crashed) if crashed else None
 
 
-def store_facts(contract: Any) -> dict[str, Any]:
-    """What a store's contract says about how keys are stored."""
-    return {"schedule": contract.schedule, "scale": contract.scale, "fake_fp4": contract.fake_fp4}
-
-
-def of_runner(runner: Any, case: Any) -> Diagnosis:
+def of_runner(runner: Runner, case: Any) -> Finding:
     """Observe a runner on a case by the protocol, and explain it; further cases tell equals apart."""
-    extra = store_facts(runner.impl.contract) if runner.impl.stage == "store" else {}
+    extra = diagnosis_of(case.op).facts(runner.impl.contract)
+    reasons: list[str | None] = []
 
-    def ask(which: Any) -> Any:
+    def run(which: Any) -> Any:
         outcome = runner.run(which)
-        return _on_cpu(outcome.output)
+        reasons.append(outcome.error or outcome.defect or outcome.unsupported)
+        return over_tensors(Tensor.cpu, outcome.output)
 
     def observed_on(which: Any) -> tuple[Problem, list[Any]]:
         problem = problem_of(which, extra)
-        ask(warm_case(which))
-        return problem, [ask(which) for _ in range(problem.runs)]
+        run(diagnosis_of(which.op).before(which))
+        return problem, [run(which) for _ in range(problem.runs)]
 
-    found = diagnose(*observed_on(case))
+    problem, observed = observed_on(case)
+    if all(result is None for result in observed):
+        return Finding(problem, obstacle=f"the call gives no result to compare: {reasons[-1]}")
+    found = diagnose(problem, observed)
     for _ in range(PROBES):
-        probe = telling_case(case, found, extra)
+        probe = discriminating_case(case, found, extra)
         if probe is None:
             break
         problem, observed = observed_on(probe)
-        ranked = rank(problem, observed, [each.faults[0] for each in found.best if each.faults != (CORRECT,)])
-        kept = {each.name for each in equals(problem, [each for each in ranked if each.faults != (CORRECT,)])}
+        ranked = rank(problem, observed, [each.faults[0] for each in found.best if not each.correct])
+        kept = {each.name for each in equals(problem, [each for each in ranked if not each.correct])}
         found.best = [each for each in found.best if each.name in kept]
-    if not found.best[0].explains:
-        found.sentences += _heads(ask, case)
+    if not found.best or not found.best[0].explains:
+        found.sentences += diagnosis_of(case.op).describe_parts(case, problem.layout, run)
     found.separating = separating_case(case, found, extra)
     return found
-
-
-def _on_cpu(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return type(value)(_on_cpu(x) for x in value)
-    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
-
-
-def _heads(ask: Callable[[Any], Any], case: Any) -> list[str]:
-    if case.stage != "logits" or case.heads > 64 or case.data == "nonfinite":
-        return []
-
-    def right(which: Any) -> torch.Tensor:
-        problem = problem_of(which)
-        return observe(replace(problem, warm=None, runs=1), function_of(problem, []))[0]
-
-    def differs(which: Any) -> tuple[Any, Any]:
-        got, wanted = ask(which), right(which)
-        ruler = Ruler(problem_of(which))
-        wrong = 1 if got is None else distance(ruler, [got], [wanted]).wrong
-        return torch.tensor(wrong), torch.tensor(0)
-
-    wrong = pattern.wrong_heads(lambda c: differs(c)[0], case, lambda c: torch.tensor(0))
-    if not wrong or len(wrong) == case.heads:
-        return []
-    return [f"with one head at a time, heads {pattern.listed(wrong)} are wrong of {case.heads}"]
 
 
 # ----------------------------------------------------------------------------------------------------- what explains it
 
 
-def diagnose(problem: Problem, observed: list[Any]) -> Diagnosis:
+def diagnose(problem: Problem, observed: list[Any]) -> Finding:
     """Rank all models of the problem, pairs of the best too if no single one explains it, and describe the rest."""
-    ranked = rank(problem, observed)
-    found = Diagnosis(problem, observed, ranked, equals(problem, ranked))
-    ruler = Ruler(problem)
-    if len(observed) > 1 and observed[0] is not None and observed[1] is not None:
-        found.unsteady = distance(ruler, observed[:1], observed[1:2]).wrong > 0
-    if not ranked[0].explains:
-        found.pairs = rank_pairs(problem, observed, ranked[:PAIRED])
-        better = found.pairs and found.pairs[0].distance.key < ranked[0].distance.key
-        if not (better and found.pairs[0].explains):
-            found.sentences += describe(problem, ruler, observed)
+    found = Finding(problem, obstacle=problem.obstacle)
+    results = [result for result in observed if result is not None]
+    if not problem.obstacle:
+        found.ranked = rank(problem, observed)
+        found.best = equals(problem, found.ranked)
+        if len(results) > 1:
+            found.unsteady = distance(Ruler(problem), results[:1], results[1:2]).wrong > 0
+        if found.ranked[0].explains:
+            return found
+        found.pairs = rank_pairs(problem, observed, found.ranked[:PAIRED])
+        if found.explained_by_pair:
+            return found
+    describe = problem.diagnosis.describe
+    found.sentences = describe(problem.fresh(), problem.layout, observed[0]) if observed[0] is not None else []
     return found
-
-
-def describe(problem: Problem, ruler: Ruler, observed: list[Any]) -> list[str]:
-    """Sentences on what the wrong cells have in common."""
-    if problem.pipeline != "logits" or observed[0] is None:
-        return ["the call gave no result"] if observed[0] is None else []
-    right = observe(replace(problem, warm=None, runs=1), function_of(problem, []))[0]
-    bad = torch.zeros_like(ruler.judged)
-    bad[ruler.judged] = ~near_cells(ruler, observed[0], right)[0]
-    return pattern.describe(bad, ruler.operands)
 
 
 def rivals_differ(which: Any, rivals: Sequence[Explanation], extra: dict[str, Any]) -> bool:
@@ -271,44 +157,39 @@ def rivals_differ(which: Any, rivals: Sequence[Explanation], extra: dict[str, An
     return distance(Ruler(problem), one, two).wrong > 0
 
 
-def telling_case(case: Any, found: Diagnosis, extra: dict[str, Any], rivals: Sequence[Explanation] = ()) -> Any:
+def discriminating_case(case: Any, found: Finding, extra: dict[str, Any], rivals: Sequence[Explanation] = ()) -> Any:
     """A case, the given one or a drawn one, on which two explanations differ (default: the best one and its first
     equal); None where there are no two, or none was found."""
-    import random
-
-    from parity.faults.drawing import draw_case
-
-    rivals = rivals or [each for each in found.best if each.faults != (CORRECT,)]
+    rivals = rivals or [each for each in found.best if not each.correct]
     if len(rivals) < 2 or not found.explained:
         return None
     source = random.Random(f"{case} {rivals[0].name} {rivals[1].name}")
     like = replace(rivals[0].faults[0], layout=found.problem.layout)
-    drawn = (case if at == 0 else draw_case(like, source) for at in range(DRAWS))
+    drawn = (case if at == 0 else found.problem.diagnosis.draw(like, source) for at in range(DRAWS))
     return next((each for each in drawn if rivals_differ(each, rivals, extra)), None)
 
 
-def separating_case(case: Any, found: Diagnosis, extra: dict[str, Any]) -> str:
+def separating_case(case: Any, found: Finding, extra: dict[str, Any]) -> str:
     """The smallest case on which the two best explanations give different results, or "" where none was found."""
-    from parity.ops.shared.reducer import reduce_case
-
-    rivals = [each for each in found.best if each.faults != (CORRECT,)]
-    rivals += [each for each in found.ranked if each.faults != (CORRECT,) and each not in rivals]
-    start = telling_case(case, found, extra, rivals[:2])
+    rivals = [each for each in found.best if not each.correct]
+    rivals += [each for each in found.ranked if not each.correct and each not in rivals]
+    start = discriminating_case(case, found, extra, rivals[:2])
     if start is None:
         return ""
-    return str(reduce_case(start, lambda which: rivals_differ(which, rivals, extra), 150))
+    reduce = found.problem.operation.reduce or reduce_case
+    return str(reduce(start, lambda which: rivals_differ(which, rivals, extra), 150))
 
 
 # -------------------------------------------------------------------------------------------------------------- report
 
 
-def as_json(found: Diagnosis) -> Row:
+def as_json(found: Finding) -> Row:
     """Plain values: rankings, pattern and the separating case."""
 
     def row(each: Explanation) -> Row:
         return {
             "faults": [fault.id for fault in each.faults],
-            "stage": each.faults[0].stage,
+            "step": each.faults[0].step,
             "sentence": " and ".join(fault.sentence for fault in each.faults),
             "reports": [fault.report for fault in each.faults if fault.report],
             "wrong": each.distance.wrong,
@@ -320,7 +201,8 @@ def as_json(found: Diagnosis) -> Row:
         "kind": "indexer-parity/diagnosis",
         "format": 1,
         "explained": found.explained,
-        "first_bad_stage": found.best[0].faults[0].stage if found.explained else None,
+        "obstacle": found.obstacle,
+        "first_bad_step": found.best[0].faults[0].step if found.explained else None,
         "best": [row(each) for each in found.best],
         "ranked": [row(each) for each in found.ranked[:PAIRED]],
         "pairs": [row(each) for each in found.pairs[:SHOWN]],
@@ -330,32 +212,9 @@ def as_json(found: Diagnosis) -> Row:
     }
 
 
-def lines(found: Diagnosis) -> list[str]:
-    """The diagnosis in words."""
-    best = found.best[0]
-    said = []
-    if found.unsteady:
-        said.append("two runs on the same operands differ: a race, or memory kept between calls")
-    if best.faults == (CORRECT,) and best.explains:
-        said.append("on this input the result is that of a correct implementation")
-    elif found.explained:
-        said.append(f"first bad stage: {best.faults[0].stage}")
-        equal = len(found.best) > 1
-        said.append("explained by, indistinguishable here:" if equal else "explained by:")
-        said += [_line(each) for each in found.best[:SHOWN]]
-    else:
-        said.append("no single fault of the catalogue explains it; the nearest:")
-        said += [_line(each) for each in found.ranked[:SHOWN]]
-        if found.pairs and found.pairs[0].distance.key < found.ranked[0].distance.key:
-            said.append("two faults at once:")
-            said += [
-                _line(each) for each in found.pairs[:SHOWN] if each.distance.wrong == found.pairs[0].distance.wrong
-            ]
-    if found.explained:
-        named = {CORRECT.id, *(each.name for each in found.best)}
-        others = [each for each in found.ranked if each.name not in named][:3]
-        said.append("next:")
-        said += [_line(each) + (": ruled out by a further case" if each.explains else "") for each in others]
+def lines(found: Finding) -> list[str]:
+    """The finding in words."""
+    said = [f"no diagnosis: {found.obstacle}"] if found.obstacle else _ranking(found)
     if found.sentences:
         said += ["pattern:", *(f"  {sentence}" for sentence in found.sentences)]
     if found.separating:
@@ -363,9 +222,35 @@ def lines(found: Diagnosis) -> list[str]:
     return said
 
 
+def _ranking(found: Finding) -> list[str]:
+    best = found.best[0]
+    said = []
+    if found.unsteady:
+        said.append("two runs on the same operands differ: a race, or memory kept between calls")
+    if best.correct and best.explains:
+        said.append("on this input the result is that of a correct implementation")
+    elif found.explained:
+        said.append(f"first bad step: {best.faults[0].step}")
+        equal = len(found.best) > 1
+        said.append("explained by, indistinguishable here:" if equal else "explained by:")
+        said += [_line(each) for each in found.best[:SHOWN]]
+        named = {CORRECT.id, *(each.name for each in found.best)}
+        others = [each for each in found.ranked if each.name not in named][:3]
+        said.append("next:")
+        said += [_line(each) + (": ruled out by a further case" if each.explains else "") for each in others]
+    else:
+        said.append("no single fault of the catalogue explains it; the nearest:")
+        said += [_line(each) for each in found.ranked[:SHOWN]]
+        if found.pairs and found.pairs[0].distance.key < found.ranked[0].distance.key:
+            least = found.pairs[0].distance.wrong
+            said.append("two faults at once:")
+            said += [_line(each) for each in found.pairs[:SHOWN] if each.distance.wrong == least]
+    return said
+
+
 def _line(each: Explanation) -> str:
     reports = ", ".join(fault.report for fault in each.faults if fault.report)
     text = " and ".join(fault.sentence for fault in each.faults)
     left = each.distance
-    score = f"leaves {left.wrong} of {left.cells} cells" if left.wrong < 1 << 40 else "gives no result"
+    score = f"leaves {left.wrong} of {left.cells} cells" if left.wrong < NO_RESULT else "gives no result"
     return f"  {each.name}: {text} ({score}, rest {left.rest:.2g})" + (f" [{reports}]" if reports else "")

@@ -1,4 +1,4 @@
-"""Which fault model explains an observed result: all models of the pipeline on the same inputs, by what they leave.
+"""Which fault model explains an observed result: all models of the operation on the same inputs, by what they leave.
 
 An observation is a short protocol, the same for the function in question and for every model: a call on other values
 of the same shape, then the call, then the call again. So stale buffers and races are compared like with like.
@@ -8,195 +8,133 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from parity.faults.building import CPU, contract, staged
-from parity.faults.catalogue import MODELS
-from parity.numerics.bounds import expected
-from parity.ops.fault import Fault
-from parity.ops.paged_logits.operands import build
-from parity.run.runner import poisoned_allocations
+from parity.faults.building import CPU, diagnosis_of, staged
+from parity.ops.diagnosis import Cells, Diagnosis
+from parity.ops.fault import Fault, Function
+from parity.run.operation import Operation, find
+from parity.run.runner import BrokenConventionError, over_tensors, poisoned_allocations
 
-FLOOR = 2.0**-16
-"""Relative: gamma(2^8) of float32, what a sum of all terms may lose in another order where no bound is known."""
-
-CORRECT = Fault("correct", "none", "formula", "nothing is wrong", change={"-": lambda: None})
+CORRECT = Fault("correct", "none", "formula", "nothing is wrong", op="", change={"-": lambda: None})
+NO_RESULT = 1 << 40
+"""The wrong cells of a call that gave a result where the other gave none."""
+REFUSALS = (RuntimeError, IndexError, ValueError, BrokenConventionError)
+"""What torch, and a model, raise for an input that they cannot take."""
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One call to be explained. `fresh()` gives its operands anew, `warm()` those of the call before it, or None; each
-    has `.kwargs()`, or `.steps` and `.kwargs(step)` for a compressor."""
+    """One call to be explained. `fresh()` gives its operands anew, `warm()` those of the call before it, or None; both
+    as the operation builds them. `extra` is what of the contract decides results, `runs` how often the call is
+    observed."""
 
-    pipeline: str
+    op: str
     layout: str
     fresh: Callable[[], Any]
     warm: Callable[[], Any] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     runs: int = 2
 
+    @property
+    def operation(self) -> Operation:
+        """What the call computes."""
+        return find(self.op)
 
-def warm_case(case: Any) -> Any:
-    """The call before a case's: the same shape, other values, and every row at full length."""
-    other = replace(case, seed=case.seed + 1)
-    if case.stage in ("logits", "topk"):
-        return replace(other, lengths=tuple((case.longest,) * case.next_n for _ in case.lengths))
-    return other
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """What the operation provides for the comparison."""
+        return diagnosis_of(self.op)
+
+    @property
+    def obstacle(self) -> str:
+        """The sentence that says why no model can be run on the problem, or ""."""
+        try:
+            staged(self.op, self.layout, self.extra)
+        except ValueError as error:
+            return str(error)
+        return ""
 
 
 def problem_of(case: Any, extra: dict[str, Any] | None = None) -> Problem:
     """The problem of a case."""
-    layout, other = getattr(case, "layout", "bf16"), warm_case(case)
-    return Problem(case.stage, layout, lambda: build(case), lambda: build(other), dict(extra or {}))
+    build, other = find(case.op).build, diagnosis_of(case.op).before(case)
+    layout = getattr(case, "layout", "")
+    return Problem(case.op, layout, lambda: build(case, CPU), lambda: build(other, CPU), dict(extra or {}))
 
 
-def call_once(pipeline: str, function: Callable[..., Any], operands: Any) -> Any:
-    """What a function answers to operands, or None where it raises."""
+def call_once(problem: Problem, model: Function, operands: Any) -> Any:
+    """What a model gives for operands, or None where it cannot take them."""
+    operation = problem.operation
     try:
         with poisoned_allocations():
-            if pipeline == "compressor":
-                found = [function(**operands.kwargs(at)) for at in range(len(operands.steps))]
-                return [tuple(x.clone() for x in result) for result in found]
-            result = function(**operands.kwargs())
-        if pipeline == "store":
-            return operands.contents()
-        return tuple(x.clone() for x in result) if isinstance(result, tuple | list) else result.clone()
-    except Exception:
+            given = operation.invoke(model, operands.kwargs(), operands)
+        return over_tensors(Tensor.clone, operation.collect(given, operands))
+    except REFUSALS:
         # A model that cannot run on this input explains nothing; its absence from the ranking says so.
         return None
 
 
-def observe(problem: Problem, function: Callable[..., Any], kept: Operands | None = None) -> list[Any]:
-    """The results of the protocol's runs; on operands `kept` between calls where the function writes none."""
-    get = kept.get if kept is not None else _built
+def observe(problem: Problem, model: Function, kept: Operands | None = None) -> list[Any]:
+    """The results of the protocol's runs; on operands `kept` between calls where the model writes none."""
+    get = kept.get if kept is not None else lambda make: make()
     if problem.warm is not None:
-        call_once(problem.pipeline, function, get(problem.warm))
-    return [call_once(problem.pipeline, function, get(problem.fresh)) for _ in range(problem.runs)]
-
-
-def _built(make: Callable[[], Any]) -> Any:
-    return make()
+        call_once(problem, model, get(problem.warm))
+    return [call_once(problem, model, get(problem.fresh)) for _ in range(problem.runs)]
 
 
 class Operands:
-    """Operands built once and put back into their first state before each use."""
+    """Operands of a problem, built once and put back into their first state before each use."""
 
-    def __init__(self) -> None:
-        self._made: dict[Any, tuple[Any, Any]] = {}
+    def __init__(self, problem: Problem) -> None:
+        self._restore, self._made = problem.operation.restore, dict[Any, Any]()
 
     def get(self, make: Callable[[], Any]) -> Any:
         if make not in self._made:
-            operands = make()
-            state = getattr(operands, "state", None)
-            self._made[make] = (operands, None if state is None else state.clone())
-        operands, state = self._made[make]
-        if state is not None:
-            operands.state.copy_(state)
-        elif hasattr(operands, "restore"):
-            operands.restore()
-        return operands
+            self._made[make] = make()
+        self._restore(self._made[make])
+        return self._made[make]
 
 
 def models_for(problem: Problem) -> list[Fault]:
-    """The models that can be evaluated on a problem: those of its pipeline that its layout can have."""
-    found = []
-    for fault in MODELS:
-        if fault.pipeline != problem.pipeline or fault.equivalent or {"compile", "route"} & set(fault.extra):
-            continue
-        if fault.pipeline == "logits" and fault.layout == "fp8" and problem.layout != "fp8":
-            continue
-        chain = fault.stage in ("norm", "rope", "hadamard", "dispatch")
-        if fault.pipeline == "store" and fault.layout != problem.layout and not chain:
-            continue
-        found.append(fault)
-    return found
+    """The models that can be run on a problem: those of its operation that its layout can have."""
+    return [
+        fault
+        for fault in problem.operation.faults()
+        if not fault.equivalent
+        and not {"compile", "route"} & set(fault.extra)
+        and problem.diagnosis.fits(fault, problem.layout)
+    ]
 
 
-def function_of(problem: Problem, faults: Sequence[Fault]) -> Callable[..., Any]:
+def function_of(problem: Problem, faults: Sequence[Fault]) -> Function:
     """A function with all the faults at once, on the problem's layout."""
-    change = {name: stage for fault in faults for name, stage in fault.change.items() if fault is not CORRECT}
-    function = staged(problem.pipeline, problem.layout, problem.extra, change)
+    change = {name: step for fault in faults for name, step in fault.change.items() if fault is not CORRECT}
+    function = staged(problem.op, problem.layout, problem.extra, change)
     for fault in faults:
         if fault.wrap is not None:
             function = fault.wrap(function)
     return function
 
 
-# ------------------------------------------------------------------------------------------------ cells of a result
-
-
-@dataclass(frozen=True, eq=False)
-class Cells:
-    """A result as a list of numbers: values float64 [n], and what each may differ by without being another, [n]."""
-
-    values: Tensor
-    tolerance: Tensor
+# ------------------------------------------------------------------------------------------------ distance of results
 
 
 class Ruler:
     """Turns results of one problem into cells, with the problem's own bounds."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.operands = problem, problem.fresh()
+        self._measure = problem.diagnosis.cells(problem.fresh(), problem.layout)
         self._cells: dict[int, tuple[Any, Cells]] = {}
-        if problem.pipeline == "logits":
-            exact = expected(self.operands, contract("logits", problem.layout))
-            lens = self.operands.context_lens.reshape(-1).to(torch.int64)
-            width = self.operands.max_context_len
-            self.visible = torch.arange(width) < lens[:, None]
-            self.bound = torch.zeros((len(lens), width), dtype=torch.float64)
-            self.bound[:, : exact.bound.shape[1]] = torch.where(torch.isfinite(exact.bound), exact.bound, 0.0)
-            self.judged = self.visible | bool(self.operands.clean_logits)
 
     def cells(self, result: Any) -> Cells:
-        if id(result) not in self._cells:  # the result is kept beside, so that its id stays its own
-            self._cells[id(result)] = (result, getattr(self, "_" + self.problem.pipeline)(result))
+        if id(result) not in self._cells:  # the result is kept too, so that its id stays its own
+            self._cells[id(result)] = (result, self._measure(result))
         return self._cells[id(result)][1]
-
-    def _logits(self, out: Tensor) -> Cells:
-        values = out.to(torch.float64)[self.judged]
-        # What stands in memory that was never written cannot be told beforehand: any such cell is one kind of wrong.
-        return Cells(values, self.bound[self.judged])
-
-    def _topk(self, out: tuple[Tensor, Tensor]) -> Cells:
-        """Scores chosen (ties do not count), where -1 stands, how often a position stands twice, and slot errors."""
-        slots, positions = (x.to(torch.int64) for x in out)
-        o = self.operands
-        rows, width = o.logits.shape
-        lens = o.context_lens.reshape(-1).to(torch.int64)[:, None]
-        inside = (positions >= 0) & (positions < width)
-        score = o.logits.gather(1, positions.clamp(0, max(0, width - 1))).to(torch.float64) if width else slots * 0.0
-        score = score.nan_to_num(5e38, 6e38, -6e38)
-        score = score.masked_fill(~inside | (positions >= lens), 4e38).masked_fill(positions < 0, -4e38)
-        ordered = positions.sort(1).values
-        twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).sum(1).to(torch.float64)
-        table = o.block_table
-        page = positions.clamp_min(0) // 64
-        known = page < table.shape[1]
-        row = (torch.arange(rows) // o.context_lens.shape[1])[:, None].expand_as(page)
-        safe = page.clamp_max(max(0, table.shape[1] - 1))
-        image = table[row, safe].to(torch.int64) * 64 + positions.clamp_min(0) % 64 if table.shape[1] else page
-        off = torch.where(positions < 0, slots + 1, torch.where(known, slots - image, 0)).to(torch.float64)
-        parts = [score.sort(1).values, (positions < 0).to(torch.float64), off.sort(1).values, twice[:, None]]
-        values = torch.cat([part.reshape(-1) for part in parts])
-        return Cells(values, torch.zeros_like(values))
-
-    def _store(self, contents: Tensor) -> Cells:
-        values = contents.to(torch.float64)
-        return Cells(values, torch.zeros_like(values))
-
-    def _compressor(self, outputs: list[tuple[Tensor, Tensor]]) -> Cells:
-        parts, slack = [], []
-        for pooled, closes in outputs:
-            kept = torch.where(closes[:, None], pooled.to(torch.float64), 7e38)
-            parts += [closes.to(torch.float64), kept.reshape(-1)]
-            slack += [torch.zeros(len(closes), dtype=torch.float64), kept.abs().reshape(-1) * 2.0**-18]
-        values = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
-        return Cells(values, torch.cat(slack) if slack else values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,8 +155,8 @@ def near_cells(ruler: Ruler, mine: Any, theirs: Any) -> tuple[Tensor, Tensor]:
     a, b = ruler.cells(mine), ruler.cells(theirs)
     equal = (a.values == b.values) | (a.values.isnan() & b.values.isnan())
     error, allowed = (a.values - b.values).abs(), a.tolerance
-    if ruler.problem.pipeline == "logits":
-        allowed = torch.maximum(allowed, FLOOR * torch.maximum(a.values.abs(), b.values.abs()))
+    if a.relative:
+        allowed = torch.maximum(allowed, a.relative * torch.maximum(a.values.abs(), b.values.abs()))
     near = equal | ((error <= allowed) & torch.isfinite(error))
     return near, torch.where(equal | ~near, 0.0, error / allowed.clamp_min(1e-300))
 
@@ -229,7 +167,7 @@ def distance(ruler: Ruler, observed: Sequence[Any], found: Sequence[Any]) -> Dis
     for mine, theirs in zip(observed, found, strict=True):
         if mine is None or theirs is None:
             same = mine is None and theirs is None
-            wrong, cells = wrong + (0 if same else 1 << 40), cells + 1
+            wrong, cells = wrong + (0 if same else NO_RESULT), cells + 1
             continue
         near, rest = near_cells(ruler, mine, theirs)
         wrong += int((~near).sum())
@@ -255,28 +193,32 @@ class Explanation:
         """Whether nothing is left to explain."""
         return self.distance.wrong == 0
 
+    @property
+    def correct(self) -> bool:
+        """Whether it says that nothing is wrong."""
+        return self.faults == (CORRECT,)
+
+
+def _ranked(problem: Problem, observed: Sequence[Any], candidates: Sequence[tuple[Fault, ...]]) -> list[Explanation]:
+    ruler, kept = Ruler(problem), Operands(problem)
+    found = []
+    for faults in candidates:
+        writes = any(fault.wrap for fault in faults)
+        results = observe(problem, function_of(problem, faults), None if writes else kept)
+        found.append(Explanation(faults, distance(ruler, observed, results), results))
+    return sorted(found, key=lambda each: each.distance.key)
+
 
 def rank(problem: Problem, observed: Sequence[Any], models: Sequence[Fault] | None = None) -> list[Explanation]:
     """All models, and no fault at all, by what they leave unexplained; the best first."""
-    ruler, kept = Ruler(problem), Operands()
-    found = []
-    for fault in [CORRECT, *(models_for(problem) if models is None else models)]:
-        results = observe(problem, function_of(problem, [fault]), None if fault.wrap else kept)
-        found.append(Explanation((fault,), distance(ruler, observed, results), results))
-    return sorted(found, key=lambda each: each.distance.key)
+    return _ranked(problem, observed, [(f,) for f in (CORRECT, *(models_for(problem) if models is None else models))])
 
 
 def rank_pairs(problem: Problem, observed: Sequence[Any], best: Sequence[Explanation]) -> list[Explanation]:
-    """Pairs of the given single explanations that touch different stages, by what they leave unexplained."""
-    ruler, kept = Ruler(problem), Operands()
-    found = []
-    singles = [each.faults[0] for each in best if each.faults[0] is not CORRECT]
-    for one, two in itertools.combinations(singles, 2):
-        if set(one.change) & set(two.change):
-            continue
-        results = observe(problem, function_of(problem, [one, two]), None if one.wrap or two.wrap else kept)
-        found.append(Explanation((one, two), distance(ruler, observed, results), results))
-    return sorted(found, key=lambda each: each.distance.key)
+    """Pairs of the given single explanations that touch different steps, by what they leave unexplained."""
+    singles = [each.faults[0] for each in best if not each.correct]
+    pairs = [pair for pair in itertools.combinations(singles, 2) if not set(pair[0].change) & set(pair[1].change)]
+    return _ranked(problem, observed, pairs)
 
 
 def equals(problem: Problem, ranked: Sequence[Explanation]) -> list[Explanation]:
@@ -285,6 +227,3 @@ def equals(problem: Problem, ranked: Sequence[Explanation]) -> list[Explanation]
     ruler = Ruler(problem)
     close = [each for each in ranked if each.distance.wrong == best.distance.wrong]
     return [each for each in close if each is best or distance(ruler, best.results, each.results).key == (0, 0.0)]
-
-
-__all__ = ["CORRECT", "CPU", "Explanation", "Problem", "equals", "observe", "problem_of", "rank", "rank_pairs"]

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from typing import Any
-
+from impl.configs import Config
+from parity.build.compile_kernels import compile_in_children
 from parity.ops.fault import Fault
+from parity.results import Row
+from parity.vocabulary import Grounds, Status
 
 
-def score_compile(fault: Fault) -> dict[str, Any]:
-    """The row of a model that gives a launch configuration: `parity compile`'s verdict on it, for its architecture."""
-    from impl.configs import Config
-    from parity.build import compile as compiling
-    from parity.faults.score import described
-
-    started = time.monotonic()
+def compiled(fault: Fault) -> Row:
+    """`parity compile`'s verdict on the launch configuration of a model; evidence where shared memory is exceeded."""
     arch, config = int(fault.extra["arch"]), Config(*fault.extra["compile"])
-    (row,) = compiling._compile_in_children([(arch, config)], 300.0).values()
-    kills, crashes = [], []
-    if row["status"] == "failed" and row.get("shared", 0) > row.get("shared_limit", 0) > 0:
-        case = f"sm_{arch} {config}"
-        kills.append(
-            {"level": "resources", "check": "compile", "examples": 1, "case": case, "message": str(row["reason"])}
-        )
-    elif row["status"] != "passed":
-        crashes.append(f"resources/compile: {row['status']}: {row.get('reason')}")
-    return described(fault.id, fault, kills, crashes, 1, time.monotonic() - started)
+    (row,) = compile_in_children([(arch, config)], 300.0).values()
+    exceeded = row["status"] == "failed" and row.get("shared", 0) > row.get("shared_limit", 0) > 0
+    return Row(
+        fault.id,
+        "resources",
+        "compile",
+        Status.PASSED if row["status"] == "passed" else Status.FAILED,
+        examples=1,
+        message=str(row.get("reason") or row["status"]),
+        case=f"sm_{arch} {config}",
+        grounds=Grounds.VALUES if exceeded else Grounds.CRASH,
+    )

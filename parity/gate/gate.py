@@ -1,47 +1,51 @@
-"""The pre-merge check: the suite in a pytest of its own, then the goldens, one table and one verdict line.
+"""The pre-merge check: suite, goldens, compile gate and fault models in a pool of processes, one table, one verdict.
 
-Everything heavy runs in child processes, so a crash there still ends in a verdict here, and the user's own pytest
-settings, plugins and conftests cannot change what is judged. Works from an installed package and from a checkout.
+Everything heavy runs in processes of its own, so that a crash there still ends in a verdict here.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from parity.command import CommandError, blame, check_writable, read_json, say, write_json, write_text
-from parity.faults import gate_hook
-from parity.gate import summary
+import torch
 
-PACKAGE = Path(__file__).resolve().parents[1]
-SUITE = PACKAGE / "suite"
-INI = PACKAGE / "gate" / "gate.ini"
-PYTEST_USAGE, PYTEST_EMPTY = 4, 5
-ENDED = "the suite's pytest ended with exit code"
-WORKER_BYTES = 16 << 30  # of a card's memory, for the largest cases of one process
+from parity import tables
+from parity.command import CommandError, append_text, say, write_json, write_text
+from parity.domain.profiles import profile
+from parity.faults import mutants
+from parity.gate import goldens, junit
+from parity.golden import stored
+from parity.results import Report, Row, plural
+from parity.run import device as devices
+from parity.run import processes, registry
+from parity.suite import jobs
+from parity.suite.clock import Clock
+from parity.suite.pool import Job, Lost, Part, collect
+from parity.suite.session import Session, open_session
+from parity.vocabulary import GOLDEN, LEVELS, REFERENCE, SUITE, Grounds, Status
+
+WORKER_BYTES = 16 << 30  # of a GPU's memory, for the largest cases of one process
 MOST_WORKERS = 8
-SHOWN = 8  # rejections printed in full; the JSON file has all of them
+EXPLAINED = ("layout", "rounding", "selection", "invariance")
+"""Levels whose failures show in a result, which is what fault models can explain."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `parity gate` was asked for; None means the profile's or the plugin's own default."""
+    """What `parity gate` is to do; None means the profile's or the suite's own default."""
 
+    device: torch.device
     impl: str | None = None
     layout: str | None = None
-    stage: str | None = None
+    op: str | None = None
     contract: str | None = None
     arithmetic: str | None = None
-    device: str = "auto"
-    require_device: str | None = None
     profile: str = "ci"
     seed: int | None = None
     examples: int | None = None
@@ -56,256 +60,191 @@ class Options:
     junit: str | None = None
     markdown: str | None = None
 
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """Who is judged, as sessions and goldens take it."""
+        return {"impl": self.impl, "layout": self.layout, "op": self.op, "contract": self.contract}
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything built in is judged: only then kernels are compiled and fault models run."""
+        return self.impl is None and not self.level
+
 
 def gate(options: Options) -> int:
-    """Run everything that `options` asks for, print the table and the verdict line, write the files; the exit code."""
-    check_writable(options.json, options.junit, options.markdown)
-    require_packages()
-    device = decide_device(options.device, options.require_device)
+    """Run everything that `options` names, print the tables and the verdict line, write the files; the exit code."""
+    golden = locate_goldens(options.fixtures)
     started = time.time()
-    with tempfile.TemporaryDirectory(prefix="parity-gate-") as folder:
-        report = run_suite(options, device, Path(folder))
-        rows = in_order(report)
-        if options.golden:
-            rows += run_golden(options, device, Path(folder))
-        # A user's own function has no configurations that could be listed.
-        if options.compile and options.impl is None and not options.level:
-            rows += run_compile(options, Path(folder))
-        # The suite itself is judged too: it must reject one fault model of every kind. Smoke is a minute at one's desk.
-        if options.faults and options.impl is None and not options.level and options.profile != "smoke":
-            rows += gate_hook.smoke_rows(Path(folder))
-    status, code, line = summary.verdict(rows)
-    report |= {
-        "kind": summary.KIND,
-        "format": summary.FORMAT,
-        "verdict": status,
-        "exit": code,
-        "sentence": line,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
-        "duration": round(time.time() - started, 1),
-        "rows": rows,
-    }
-    write_json(options.json, report)
-    publish(report, options.markdown)
-    show(rows)
-    if options.faults:
-        gate_hook.show_diagnosis(rows, device, options.contract)
-    print(f"\n{line}", flush=True)
-    return code
+    session = session_of(options)
+    head = session.describe() | {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started))}
+    rows: list[Row] = []
+    unfinished = ""
+    try:
+        run_parts(options, session, golden, rows)
+    except KeyboardInterrupt as end:
+        unfinished = f"{str(end) or 'interrupted'} before everything was judged"
+    head["duration"] = round(time.time() - started, 1)
+    report = Report(tuple(rows), head=head, partial=unfinished)
+    print(f"\n{tables.text(report)}", flush=True)
+    if options.faults and not unfinished:
+        show_diagnosis(report.rows, options.device.type, options.contract)
+    print(f"\n{report.sentence}", flush=True)
+    write_files(options, report)
+    return report.exit
 
 
-def require_packages() -> None:
-    """CommandError naming what the gate needs and this interpreter lacks (a checkout used without installation)."""
-    needed = {"torch": "torch", "numpy": "numpy", "safetensors": "safetensors", "hypothesis": "hypothesis"}
-    needed |= {"pytest": "pytest", "xdist": "pytest-xdist"}
-    missing = [package for module, package in needed.items() if importlib.util.find_spec(module) is None]
-    if missing:
-        raise CommandError(f"the gate needs {', '.join(missing)}: pip install {' '.join(missing)}")
+def locate_goldens(fixtures: str | None) -> Path | None:
+    """Where the goldens are, None for nowhere; CommandError for a folder that is not there, before any work is done."""
+    return stored.locate("golden", fixtures)
 
 
-def decide_device(choice: str, required: str | None) -> str:
-    """`cpu` or `cuda`; also decides, in this process's environment, whether the children interpret kernels."""
-    from parity.run import device, interpreter
-
-    if required and choice not in ("auto", required):
-        raise CommandError(f"--require-device {required} contradicts --device {choice}")
-    with blame("--require-device" if required else "--device"):
-        found = device.resolve(required or choice).type
-    interpreter.prepare(found)
-    return found
-
-
-def run_suite(options: Options, device: str, folder: Path) -> dict[str, Any]:
-    """The suite's own report, {provenance..., rows}; a suite that did not get to write one is a row of status error."""
-    out = folder / "suite.json"
-    workers = options.workers if options.workers is not None else default_workers(device)
-    command = [sys.executable, "-m", "pytest", str(SUITE), "-c", str(INI), "--rootdir", str(SUITE)]
-    command += ["-p", "parity.suite.plugin", "-p", "xdist.plugin", "-n", str(workers), "--dist", "worksteal"]
-    command += ["-p", "no:cacheprovider", "-p", "no:terminal", "-p", "parity.gate.progress"]
-    command += ["--parity-json", str(out), "--parity-device", device, "--parity-profile", options.profile]
-    for name, value in (
-        ("impl", options.impl),
-        ("layout", options.layout),
-        ("stage", options.stage),
-        ("contract", options.contract),
-        ("arithmetic", options.arithmetic),
-        ("seed", options.seed),
-        ("examples", options.examples),
-        ("seconds", options.seconds),
-    ):
-        if value is not None:
-            command += [f"--parity-{name}", str(value)]
-    if options.junit:
-        command += [f"--junitxml={Path(options.junit).resolve()}"]
-    if options.level:
-        command += ["-k", " or ".join(f"test_{level}" for level in options.level)]
-    say(f"parity gate: profile {options.profile}, device {device}, {summary.plural(max(workers, 1), 'worker')}")
-    code = call(command, suite_environment(os.environ))
-    if code == PYTEST_USAGE:  # the plugin has said on stderr which option was wrong
-        raise CommandError("the suite refused an option, see above")
-    report = read_json(out) if out.is_file() else {"rows": [suite_error(f"{ENDED} {code} and left no report")]}
-    if not accounted(code, report["rows"]):
-        report["rows"].append(suite_error(f"{ENDED} {code}"))
-    return report
-
-
-def accounted(code: int, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the rows explain pytest's exit code; what they do not explain is an error of its own."""
-    statuses = {row["status"] for row in rows}
-    if statuses & summary.REJECTING or code == 0:
-        return True
-    # The plugin says 2 when nothing was judged; pytest itself says 2 when collecting failed, and 5 for no tests.
-    return code == PYTEST_EMPTY or (code == summary.USAGE and bool(statuses) and "passed" not in statuses)
-
-
-def in_order(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The suite's rows by implementation as the report names them, not in the order in which processes ended."""
-    order = list(report.get("implementations", ()))
-    rows = list(report["rows"])
-    return sorted(rows, key=lambda row: order.index(name) if (name := row["implementation"]) in order else len(order))
-
-
-def suite_error(message: str) -> dict[str, Any]:
-    """The row that stands for a suite that broke as a whole."""
-    return {"implementation": "suite", "level": "layout", "check": "run", "status": "error", "message": message}
+def session_of(options: Options) -> Session:
+    """The session that every process opens too. A bad option ends here, in one sentence."""
+    try:
+        how = profile(options.profile, seed=options.seed, seconds=options.seconds, examples=options.examples)
+        clock = None if options.seconds is None else Clock(options.seconds)
+        return open_session(
+            impl=options.impl,
+            layout=options.layout,
+            op=options.op,
+            contract=options.contract,
+            device=options.device,
+            profile=how,
+            clock=clock,
+            arithmetic=options.arithmetic or "auto",
+        )
+    except ValueError as error:
+        raise CommandError(str(error)) from error
 
 
 def default_workers(device: str) -> int:
-    """Two processes on a CPU of two cores; on a card as many as its memory and the cores hold. 0: in the child itself.
+    """Two processes on a CPU of two cores; on a GPU as many as its memory and the cores hold.
 
-    Most cases are small, and drawn and judged on the CPU while the card waits; the largest take WORKER_BYTES.
+    Most cases are small, and drawn and judged on the CPU while the GPU waits; the largest take WORKER_BYTES.
     """
     cores = os.cpu_count() or 1
     if device == "cpu":
-        return 2 if cores >= 2 else 0
-    from parity.run.device import total_memory
-
-    found = min(MOST_WORKERS, cores - 1, total_memory() // WORKER_BYTES)
-    return found if found >= 2 else 0
+        return min(2, cores)
+    return max(1, min(MOST_WORKERS, cores - 1, devices.total_memory() // WORKER_BYTES))
 
 
-def suite_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The child's environment: one thread a process, no foreign pytest options or plugins, this very package.
-
-    The current folder must not come first on the path, or a user's `test.py` there would shadow a module; the registry
-    appends it. PYTHONPATH stays, with the place of this package behind it for a checkout that is not installed.
-    """
-    kept = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
-    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if (PACKAGE.parent / "pyproject.toml").is_file():  # never site-packages: PYTHONPATH would put it before the stdlib
-        paths.append(str(PACKAGE.parent))
-    return {
-        **kept,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PYTHONSAFEPATH": "1",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
+# --------------------------------------------------------------------------------------------------------------- parts
 
 
-def run_golden(options: Options, device: str, folder: Path) -> list[dict[str, Any]]:
-    """The goldens' rows, judged in a child like the suite."""
-    out = folder / "golden.json"
-    command = [sys.executable, "-m", "parity", "golden", "verify", "--json", str(out), "--device", device, "--quiet"]
-    for name, value in (
-        ("impl", options.impl),
-        ("layout", options.layout),
-        ("stage", options.stage),
-        ("contract", options.contract),
-        ("fixtures", options.fixtures),
-    ):
-        if value is not None:
-            command += [f"--{name}", str(value)]
-    say("parity gate: goldens")
-    code = call(command, suite_environment(os.environ))
-    return list(read_json(out)["rows"]) if out.is_file() else golden_lost(code)
-
-
-def run_compile(options: Options, folder: Path) -> list[dict[str, Any]]:
-    """The rows of `parity compile`, added up: one for an implementation and architecture."""
-    out = folder / "compile.json"
-    say("parity gate: compiling every kernel for every architecture")
-    command = [sys.executable, "-m", "parity", "compile", "--json", str(out)]
-    if options.profile == "smoke":  # a minute at one's desk: one architecture, and whatever is in the cache
-        command.append("--quick")
-    if options.fixtures is not None:
-        command += ["--fixtures", options.fixtures]
-    code = call(command, suite_environment(os.environ), output=subprocess.DEVNULL)
-    if out.is_file():
-        report = read_json(out)
-        for note in report.get("notes", ()):
-            say(note)
-        return compile_rows(report["rows"])
-    status, message = "error", f"`parity compile` ended with exit code {code} and left no report"
-    if code == summary.USAGE:
-        status, message = "not run", "no kernel could be compiled here, see `parity compile`"
-    row = suite_error(message)
-    return [{**row, "implementation": "kernels", "level": "resources", "check": "compile", "status": status}]
-
-
-def compile_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Configurations as rows of a gate's report: the worst one stands for its implementation and architecture."""
-    grouped: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        store = row.get("kernel") == "store"
-        mode = str(row.get("config") or "").partition(" ")[0].replace("_", "-")
-        name = f"store-{mode}".rstrip("-") if store else f"triton-{row['layout']}"
-        grouped.setdefault((name, "store" if store else "logits", f"compile sm_{row['arch']}"), []).append(row)
-    found = []
-    for (name, stage, check), group in grouped.items():
-        worst = min(group, key=lambda row: summary.SEVERITY.index(row["status"]))
-        said = (
-            f"{worst.get('config') or ''}: {worst['reason']}".removeprefix(": ") if worst["status"] != "passed" else ""
-        )
-        fields = {"implementation": name, "stage": stage, "layout": worst.get("layout"), "level": "resources"}
-        numbers = {"examples": sum(row["status"] in ("passed", "failed") for row in group)}
-        arch = check.rpartition("_")[2]
-        repro = f"parity compile --arch {arch}"
-        found.append(fields | numbers | {"check": check, "status": worst["status"], "message": said, "repro": repro})
-    return found
-
-
-def golden_lost(code: int) -> list[dict[str, Any]]:
-    """The row that stands for goldens whose child broke."""
-    message = f"`parity golden verify` ended with exit code {code} and left no report"
-    return [{**suite_error(message), "implementation": summary.REFERENCE, "level": "golden", "check": "verify"}]
-
-
-def call(command: Sequence[str], environment: Mapping[str, str], output: int = 2) -> int:
-    """Run a child with its output on our stderr. On an interrupt wait for it: it got the same signal."""
-    sys.stderr.flush()
-    with subprocess.Popen(command, env=dict(environment), stdout=output, stdin=subprocess.DEVNULL) as child:
+def run_parts(options: Options, session: Session, golden: Path | None, rows: list[Row]) -> None:
+    """Append the rows of every part, also where one is interrupted."""
+    workers = options.workers or default_workers(options.device.type)
+    say(f"parity gate: profile {options.profile}, device {options.device.type}, {plural(workers, 'worker')}")
+    for line in session.header():
+        say(line)
+    collect(judging_part(options, session, golden, workers), rows)
+    if options.golden and golden is None:
+        rows.append(goldens.none_found())
+    # A user's own function has no configurations that could be listed.
+    if options.compile and options.whole:
+        say("parity gate: compiling every kernel for every architecture")
+        collect(compile_part(options), rows)
+    # The suite itself is judged too: it must reject one fault model of every kind. Smoke is a minute at one's desk.
+    if options.faults and options.whole and options.profile != "smoke":
+        say("parity gate: one fault model of every kind must be rejected")
+        found: list[Row] = []
         try:
-            return child.wait()
-        except KeyboardInterrupt:
-            child.wait()
-            raise
+            collect(mutants.part(mutants.chosen(small=True), "ci", False, options.workers), found)
+        finally:
+            rows += [replace(row, implementation=SUITE) for row in mutants.in_order(found)]
 
 
-def publish(report: Mapping[str, Any], path: str | None) -> None:
-    """The Markdown summary: to the file that was asked for, and appended to the step summary of a GitHub job."""
-    text = summary.markdown(report)
-    if path:
-        write_text(path, text)
-    step = os.environ.get("GITHUB_STEP_SUMMARY")
-    if step:
-        with blame(f"GITHUB_STEP_SUMMARY {step}"), open(step, "a", encoding="utf-8") as file:
-            file.write(text)
+def judging_part(options: Options, session: Session, golden: Path | None, workers: int) -> Part:
+    """The suite's checks, and in the same processes the goldens."""
+    pairs = session.pairs([level for level in LEVELS if level in (options.level or LEVELS)])
+    work = jobs.jobs(pairs, session.weight(pairs))
+    if options.golden and golden is not None:
+        work.append(Job("parity.gate.gate:verify_here", (options.chosen, str(session.device), str(golden))))
+    done: list[None] = []
+
+    def read(index: int, result: Any) -> list[Row]:
+        if index < len(pairs):
+            return [jobs.lost_row(pairs[index], result) if isinstance(result, Lost) else result]
+        return [lost_row(REFERENCE, GOLDEN, "verify", result)] if isinstance(result, Lost) else list(result)
+
+    def show(found: list[Row]) -> None:
+        for row in found:
+            if row.level != GOLDEN:
+                done.append(None)
+                say(f"[{len(done):>3}/{len(pairs)}] {tables.progress(row)}")
+            elif row.status is not Status.PASSED:
+                say(f"{row.status:<12}{row.implementation} golden/{row.check}")
+
+    return Part(work, read, show, workers, jobs.setup(options.chosen, session, workers))
 
 
-def show(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Table, rejections, and what was not judged and why; the verdict comes after it, as the last line."""
-    print()
-    print(summary.table(rows))
-    compiled = summary.compile_table(rows)
-    if compiled:
-        print("\n" + compiled)
-    found = summary.complaints(rows)
-    for row in found[:SHOWN]:
-        print(f"\n{summary.complaint(row)}")
-    if len(found) > SHOWN:
-        print(f"\n... and {summary.plural(len(found) - SHOWN, 'more rejection')}, see --json")
-    notes = summary.reasons(rows)
-    if notes:
-        print("\n" + "\n".join(notes))
+def verify_here(chosen: Mapping[str, Any], device: str, folder: str) -> list[Row]:
+    """In a process: every golden, judged by contracts as they were declared."""
+    where = torch.device(device)
+    impl = chosen["impl"]
+    targets = (
+        [registry.load(impl, chosen["layout"], chosen["op"], chosen["contract"], where)]
+        if impl
+        else list(registry.builtin(where).values())
+    )
+    return list(goldens.verify(Path(folder), targets, where, only_used=bool(impl)))
+
+
+def compile_part(options: Options) -> Part:
+    """The compile gate as one job, which starts compilers of its own; a row per implementation and architecture."""
+
+    def read(index: int, result: Any) -> list[Row]:
+        if isinstance(result, Lost):
+            return [lost_row("kernels", "resources", "compile", result)]
+        for note in result[1]:
+            say(note)
+        return list(result[0])
+
+    # Smoke is a minute at one's desk: one architecture, and whatever is in the cache.
+    job = Job("parity.build.compile:rows_of_gate", (options.profile == "smoke", options.fixtures))
+    return Part([job], read, lambda rows: None)
+
+
+def lost_row(name: str, level: str, check: str, lost: Lost) -> Row:
+    """The row that stands for a part that broke as a whole."""
+    return Row(name, level, check, Status.ERROR, message=lost.message, grounds=Grounds.CRASH)
+
+
+# -------------------------------------------------------------------------------------------------------------- output
+
+
+def show_diagnosis(rows: Sequence[Row], device: str, contract: str | None) -> None:
+    """Print which fault explains the first failure that one can explain; nothing where there is none.
+
+    A pair of invariance comes last: its case by itself may be answered correctly."""
+    known = [row for row in rows if row.status is Status.FAILED and row.level in EXPLAINED and row.case]
+    row = min(known, key=lambda row: EXPLAINED.index(row.level), default=None)
+    if row is None:
+        return
+    name, case = row.implementation, row.first_case or row.case
+    print(f"\ndiagnosis of {row.level}/{row.check} of {name}", flush=True)
+    command = [sys.executable, "-m", "parity", "diagnose", "--impl", name, "--case", case, "--device", device]
+    if contract:
+        command += ["--contract", contract]
+    elif ":" in name:
+        command += ["--op", str(row.op)] + (["--layout", row.layout] if row.layout else [])
+    processes.call(command, output=1)
+
+
+def write_files(options: Options, report: Report) -> None:
+    """The files that the options name, each tried; CommandError on those that could not be written."""
+    text = tables.markdown(report)
+    problems = []
+    for path, write in (
+        (options.json, lambda path: write_json(path, report.to_json())),
+        (options.junit, lambda path: write_text(path, junit.text(report))),
+        (options.markdown, lambda path: write_text(path, text)),
+        (os.environ.get("GITHUB_STEP_SUMMARY"), lambda path: append_text(path, text)),
+    ):
+        try:
+            if path:
+                write(path)
+        except CommandError as error:
+            problems.append(str(error))
+    if problems:
+        raise CommandError("; ".join(problems))

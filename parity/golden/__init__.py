@@ -1,1 +1,1 @@
-"""Every stored truth: goldens, predictions, digests, compile goldens."""
+"""Every stored truth behind one way to find it, read it, leave a new one pending and accept it."""

@@ -1,330 +1,133 @@
-"""Golden tensors of the kernels: operands, exact float64 result and bound, kept in files that a review can see change.
+"""Golden tensors: what an operation says about its own, and the files that hold them.
 
-`verify` asks three things of every golden: is the file what the manifest says, does its case still give the same
-operands and the same exact result, and does every implementation of its layout stay within the bound. `regenerate`
-leaves pending files, `diff` shows what they would change in numbers, `accept` puts them in place.
+A folder of goldens has one safetensors file per golden and a `manifest.json` that lists them. Every file is checked
+against the manifest before its tensors are believed, and every complaint names the file.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import platform
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 
-from parity.domain.contract import Contract
-from parity.gate.summary import REFERENCE
-from parity.golden import files
-from parity.golden.files import GoldenError
-from parity.numerics.bounds import exact_expected, expected, is_exact_data
-from parity.numerics.selection import judge_selection
-from parity.ops.paged_logits.case import PAGE, Case, parse_case
-from parity.ops.paged_logits.judge import Status, Verdict, compare_bounded, compare_exact, compare_tail
-from parity.ops.paged_logits.operands import build
-from parity.run.device import triton_version
-from parity.run.registry import Implementation
-from parity.run.worker import opened
-from reference import exact, pages
+from parity.command import sentence
+from parity.golden.stored import MANIFEST, PENDING, StoredError, read
 
-CASES = {
-    "bf16-exact": "v1 lens=0,1,63,64,65,130 data=exact seed=11 perm=3",
-    "bf16-octaves": (
-        "v1 lens=7,128,129,70 next_n=2 data=octaves seed=12 perm=5 tail=huge poison=huge width=5 max_len=200"
-    ),
-    "bf16-wide": "v1 lens=64,66 data=exact_wide seed=18 perm=4",
-    "bf16-grid": "v1 lens=p170+3 next_n=3 data=fp4_grid seed=17 perm=1",
-    "bf16-negative": "v1 lens=100,90 data=negative seed=13 perm=2 tail=canary poison=canary",
-    "bf16-ties": "v1 lens=p250+4 next_n=4 heads=32 data=near_ties seed=14 perm=4",
-    "bf16-shared": "v1 lens=140,150 heads=16 data=outliers seed=15 prefix=2 gap=64 perm=9 strides=q+table",
-    "bf16-nonfinite": "v1 lens=66,40 heads=8 data=nonfinite seed=16 perm=7",
-    "fp8-exact": "v1 lens=0,1,63,64,65,130 layout=fp8 data=exact seed=21 perm=3",
-    "fp8-octaves": (
-        "v1 lens=7,128,129,70 next_n=2 layout=fp8 data=octaves seed=22 perm=5 tail=huge poison=huge width=5 max_len=200"
-    ),
-    "fp8-wide": "v1 lens=64,66 layout=fp8 data=exact_wide seed=28 perm=4",
-    "fp8-grid": "v1 lens=p170+3 next_n=3 layout=fp8 data=fp4_grid seed=27 perm=1",
-    "fp8-saturating": "v1 lens=100,90 layout=fp8 data=saturating seed=23 perm=2 tail=canary poison=canary",
-    "fp8-ties": "v1 lens=p250+4 next_n=4 layout=fp8 heads=32 data=near_ties seed=24 perm=4",
-    "fp8-shared": "v1 lens=140,150 layout=fp8 heads=16 data=outliers seed=25 prefix=2 gap=64 perm=9 strides=q+table",
-    "fp8-nonfinite": "v1 lens=66,40 layout=fp8 heads=8 data=nonfinite seed=26 perm=7",
-    "topk-random": "v1 lens=0,63,64,65,200 stage=topk k=64 data=random seed=31 perm=3",
-    "topk-equal": "v1 lens=150,40 stage=topk k=64 data=equal seed=32 perm=5 tail=huge",
-    "topk-neginf": "v1 lens=p500+3 next_n=3 stage=topk k=100 data=neginf seed=33 perm=6",
-}
-U64 = 2.0**-53
-SOURCES = ("parity/cases", "parity/judge", "reference")
-KNOBS = ("TRITON_INTERPRET", "TRITON_DEFAULT_FP_FUSION", "OMP_NUM_THREADS")
+TAG = "indexer-parity golden"
+FORMAT = 1
+ENTRY = {"file", "bytes", "sha256", "case"}
 
 
-def evaluate(operands: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The exact logits of all rows and what float64 may have lost of them, both float64 [T, longest length].
+@dataclass(frozen=True)
+class Golden:
+    """What an operation stores, and how an output is judged by it.
 
-    Row by row and page by page, as the formula reads: keys through the block table, dot, ReLU, weights, scale. The loss
-    is (D + H + 8) 2^-53 of the sum of absolute terms. Past a row's length: -inf and 0.
+    cases    case string by golden's name
+    parts    names of the stored tensors
+    tensors  (case, operands on the CPU) -> the tensors: operands, exact result and what else belongs to it
+    slack    (operands, tensors) -> by how much a stored tensor may differ from today's, by name; the others agree to
+             the bit
+    compare  (stored tensors, output, operands, implementation) -> Verdict
     """
-    lens = operands.context_lens.flatten().tolist()
-    next_n = operands.context_lens.shape[1]
-    layout = operands.case.layout
-    shape = (len(lens), max(lens, default=0))
-    result = torch.full(shape, float("-inf"), dtype=torch.float64)
-    loss = torch.zeros(shape, dtype=torch.float64)
-    for row, length in enumerate(lens):
-        if not length:
-            continue
-        q = operands.q.flatten(0, 1)[row][None]
-        weights = operands.weights[row][None]
-        positions = torch.arange(length)
-        slots = operands.block_table[row // next_n].long()[positions // PAGE] * PAGE + positions % PAGE
-        keys, scales = pages.read_keys(operands.kv_cache, layout, slots)
-        dot, absolute = exact.dots(q, keys)
-        result[row, :length] = exact.logits_from_dots(dot, weights, scales)[0]
-        terms = exact.logits_from_dots(absolute, weights.abs(), scales)[0]
-        loss[row, :length] = (q.shape[-1] + q.shape[-2] + 8) * U64 * terms
-    return result, loss
+
+    cases: Mapping[str, str]
+    parts: frozenset[str]
+    tensors: Callable[[Any, Any], dict[str, torch.Tensor]]
+    compare: Callable[[Mapping[str, torch.Tensor], Any, Any, Any], Any]
+    slack: Callable[[Any, Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] = lambda operands, tensors: {}
 
 
-def best(operands: Any) -> torch.Tensor:
-    """The k largest visible logits of each row, descending, float64 [T, k]; -inf where a row has fewer."""
-    lens = operands.context_lens.flatten().tolist()
-    result = torch.full((len(lens), operands.k), float("-inf"), dtype=torch.float64)
-    for row, length in enumerate(lens):
-        values = operands.logits[row, :length].double().sort(descending=True).values[: operands.k]
-        result[row, : len(values)] = values
-    return result
+def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
+    """Entries by golden's name; StoredError where the manifest is missing, is no JSON or lacks a field."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise StoredError(f"{path}: no manifest there; `parity golden regenerate` makes one")
+    entries = read(path, "manifest of goldens", tag=TAG, format=FORMAT).get("goldens")
+    if not isinstance(entries, dict):
+        raise StoredError(f"{path}: not a manifest of goldens (no entry 'goldens')")
+    for name, entry in entries.items():
+        missing = sorted(ENTRY - set(entry)) if isinstance(entry, dict) else sorted(ENTRY)
+        if missing:
+            raise StoredError(f"{path}: the entry {name!r} lacks {', '.join(missing)}")
+        if Path(entry["file"]).name != entry["file"]:
+            raise StoredError(f"{path}: the entry {name!r} names a file outside the folder: {entry['file']!r}")
+    return entries
 
 
-def make(text: str) -> dict[str, torch.Tensor]:
-    """All tensors of the golden of one case, on the CPU. The bound is that of an IEEE float32 contract."""
-    case = parse_case(text)
-    operands = build(case, torch.device("cpu"))
-    tensors = {name: getattr(operands, name) for name in sorted(files.TENSORS[case.stage] - {"exact", "bound"})}
-    if case.stage == "topk":
-        return tensors | {"exact": best(operands)}
-    bound = expected(operands, Contract.default(case.layout, "cpu")).bound
-    return tensors | {"exact": evaluate(operands)[0], "bound": bound}
-
-
-def row(name: str, golden: str, status: str, message: str = "", **more: Any) -> dict[str, Any]:
-    """A row of the report, as the suite writes them."""
-    fields = {"implementation": name, "level": "golden", "check": golden, "status": str(status), "examples": 1}
-    return fields | {"message": message, "repro": f"parity golden verify {golden}", **more}
-
-
-def verify(
-    folder: Path,
-    targets: Sequence[Implementation],
-    device: torch.device,
-    names: Sequence[str] = (),
-    *,
-    only_used: bool = False,
-) -> Iterator[dict[str, Any]]:
-    """Rows of every golden (or those named): the file, the rebuilt case, then each implementation of its layout.
-
-    only_used: leave out the goldens that no target is judged by.
-    """
-    try:
-        manifest = files.read_manifest(folder)
-    except GoldenError as error:
-        yield row(REFERENCE, "manifest", Status.ERROR, str(error))
-        return
-    if not names:
-        yield from housekeeping(folder, manifest)
-    for name, entry in manifest.items():
-        suited = [t for t in targets if t.stage == entry["stage"] and entry["layout"] in (None, t.layout)]
-        if (names and name not in names) or (only_used and not suited):
-            continue
-        try:
-            tensors, _ = files.read_golden(folder, name, entry)
-        except GoldenError as error:
-            yield row(REFERENCE, name, Status.ERROR, str(error))
-            continue
-        complaint = rebuilt(entry["case"], tensors)
-        yield row(REFERENCE, name, Status.FAILED if complaint else Status.PASSED, complaint or "", case=entry["case"])
-        if complaint:
-            continue
-        case = parse_case(entry["case"])
-        for target in suited:
-            yield judged(name, case, tensors, target, device)
-
-
-def housekeeping(folder: Path, manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """One row for each golden that nothing uses, that is missing, or that waits to be accepted."""
-    for name in sorted(set(manifest) - set(CASES)):
-        yield row(
-            REFERENCE, name, Status.FAILED, f"{folder / manifest[name]['file']}: unused golden: no case has its name"
-        )
-    for name in sorted(set(CASES) - set(manifest)):
-        yield row(
-            REFERENCE, name, Status.FAILED, f"{folder}: the case {name!r} has no golden: parity golden regenerate"
-        )
-    for name in sorted(set(CASES) & set(manifest)):
-        if manifest[name]["case"] != CASES[name]:
-            message = f"{folder / manifest[name]['file']}: made from another case than {name!r} now names"
-            yield row(REFERENCE, name, Status.FAILED, message)
-    for file in files.strays(folder, manifest):
-        yield row(REFERENCE, file, Status.FAILED, f"{folder / file}: unused file: the manifest does not list it")
-    for file in files.pending(folder):
-        yield row(
-            REFERENCE, file, Status.FAILED, f"{folder / file}: pending: parity golden diff, then accept or delete"
-        )
-
-
-def rebuilt(text: str, stored: Mapping[str, torch.Tensor]) -> str | None:
-    """How the tensors that the case gives today differ from the stored ones, or None.
-
-    Operands must agree to the bit. Exact results may differ by what two float64 evaluations in different orders may
-    lose; bounds are sums of positive terms, which float64 keeps within a few hundred roundings.
-    """
-    try:
-        case = parse_case(text)
-        fresh = make(text)
-    except ValueError as error:
-        return f"the case cannot be built any more: {error}"
-    for name, tensor in fresh.items():
-        old = stored[name]
-        if old.shape != tensor.shape or old.dtype != tensor.dtype:
-            here, there = f"{tensor.dtype} {list(tensor.shape)}", f"{old.dtype} {list(old.shape)}"
-            return f"{name}: the case gives {here}, the golden has {there}"
-        if name in ("exact", "bound") and case.stage == "logits":
-            continue
-        differing = int((bits(old) != bits(tensor)).sum())
-        if differing:
-            return f"{name}: {differing:,} of {old.numel():,} elements are not those that the case gives"
-    if case.stage == "logits":
-        loss = evaluate(build(case, torch.device("cpu")))[1]
-        return apart("exact", stored["exact"], fresh["exact"], 2 * loss) or apart(
-            "bound", stored["bound"], fresh["bound"], 1024 * U64 * fresh["bound"].abs()
-        )
-    return None
-
-
-def apart(name: str, old: torch.Tensor, new: torch.Tensor, allowed: torch.Tensor) -> str | None:
-    """The sentence that says where two float64 tensors differ by more than allowed (NaN equals NaN), or None."""
-    same = (old == new) | (old.isnan() & new.isnan()) | ((old - new).abs() <= allowed)
-    if bool(same.all()):
-        return None
-    where = (~same).nonzero()[0].tolist()
+def manifest_text(goldens: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """The content of a manifest with these entries."""
     return (
-        f"{name}: {int((~same).sum()):,} elements differ, first at {where}: {old[*where]!s} stored, {new[*where]!s} now"
+        json.dumps({"tag": TAG, "format": FORMAT, "goldens": dict(sorted(goldens.items()))}, indent=1) + "\n"
+    ).encode()
+
+
+def strays(folder: Path, goldens: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Names of files that the manifest does not list: leftovers and foreign files. Pending ones are listed apart."""
+    known = {entry["file"] for entry in goldens.values()} | {MANIFEST}
+    return sorted(p.name for p in folder.iterdir() if p.is_file() and p.name not in known and PENDING not in p.name)
+
+
+def read_golden(folder: Path, entry: Mapping[str, Any], parts: frozenset[str]) -> dict[str, torch.Tensor]:
+    """The tensors of one golden, once file, tag, format, parts and case agree with the manifest; else StoredError."""
+    path = folder / entry["file"]
+    tensors, metadata = read_listed(path, entry, tag=TAG)
+    if metadata.get("format") != str(FORMAT):
+        raise StoredError(f"{path}: golden format {metadata.get('format')!r}, this version reads {FORMAT}")
+    wrong = sorted(parts ^ set(tensors))
+    if wrong or "case" not in metadata:
+        raise StoredError(f"{path}: a golden with missing or unknown parts: {', '.join(wrong) or 'case'}")
+    if metadata["case"] != entry["case"]:
+        raise StoredError(f"{path}: holds the case {metadata['case']!r}, the manifest says {entry['case']!r}")
+    return tensors
+
+
+def read_listed(
+    path: Path, entry: Mapping[str, Any], tag: str | None = None
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """(tensors, metadata) of a file with the tag, size and digest of its entry in a manifest; StoredError otherwise."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise StoredError(f"{path}: the manifest lists it, but its file is missing") from None
+    except OSError as error:
+        raise StoredError(f"{path}: cannot be read: {sentence(error)}") from error
+    if len(content) < entry["bytes"]:
+        raise StoredError(f"{path}: truncated, {len(content):,} of {entry['bytes']:,} bytes")
+    tensors, metadata = parse(path)
+    if metadata.get("tag") != tag:
+        raise StoredError(f"{path}: a safetensors file, but not a golden of this software (no tag {tag!r})")
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != entry["sha256"]:
+        raise StoredError(
+            f"{path}: corrupt or edited: its sha256 is {digest[:12]}..., the manifest says {entry['sha256'][:12]}..."
+        )
+    return tensors, metadata
+
+
+def parse(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file; StoredError where it is none."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        raise StoredError(f"{path}: corrupt, not a readable safetensors file: {sentence(error)}") from error
+
+
+def encode(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
+    """The content of one golden's file."""
+    return save(
+        {key: value.detach().cpu().contiguous() for key, value in tensors.items()},
+        {"tag": TAG, "format": str(FORMAT), **metadata},
     )
 
 
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bytes, so that NaN compares equal to itself and -0 does not to +0."""
-    return tensor.contiguous().view(torch.uint8)
-
-
-def judged(
-    name: str, case: Case, stored: Mapping[str, torch.Tensor], target: Implementation, device: torch.device
-) -> dict[str, Any]:
-    """One implementation against one golden: within its own contract's bound of the stored exact result."""
-    more: dict[str, Any] = {"case": str(case), "stage": case.stage, "layout": target.layout}
-    more["repro"] = f"parity golden verify {name} {' '.join(target.arguments)}"
-    if target.absent:
-        return row(target.name, name, Status.NOT_RUN, target.absent, **more)
-    with opened(target, device) as runner:
-        outcome = runner.run(case)
-    if outcome.unsupported:
-        return row(target.name, name, Status.UNSUPPORTED, outcome.unsupported, **more)
-    if outcome.output is None:
-        return row(target.name, name, Status.FAILED if outcome.defect else Status.ERROR, str(outcome.complaint), **more)
-    verdict = against(stored, outcome.output, outcome.operands, target)
-    more |= {"worst_ratio": verdict.ratio, "resolution": verdict.resolution}
-    return row(target.name, name, verdict.status, verdict.message, **more)
-
-
-def against(stored: Mapping[str, torch.Tensor], output: Any, operands: Any, target: Implementation) -> Verdict:
-    """The verdict on one output. The exact values are the golden's; only the bound follows the contract."""
-    if target.stage == "topk":
-        slots, positions = output
-        lens, table = operands.context_lens, operands.block_table
-        more = {"case": operands.case, "impl": target.name, "level": "golden"}
-        return judge_selection(slots, positions, operands.logits, operands.logits, lens, table, operands.k, **more)
-    impl, level = target.name, "golden"
-    tail = compare_tail(output, operands, target.contract, impl=impl, level=level)
-    if not tail.passed:
-        return tail
-    if is_exact_data(operands, target.contract):
-        return compare_exact(output, exact_expected(operands, target.contract), operands, impl=impl, level=level)
-    wanted = expected(operands, target.contract)
-    wanted = replace(wanted, logits=stored["exact"].to(wanted.logits.device))
-    return compare_bounded(output, wanted, operands, contract=target.contract, impl=impl, level=level)
-
-
-def provenance() -> dict[str, Any]:
-    """What made a golden: versions, compiler knobs, and the digest of the sources that decide its content."""
-    return {
-        "versions": {"torch": torch.__version__, "triton": triton_version(), "python": platform.python_version()},
-        "compiler": {knob: os.environ.get(knob) for knob in KNOBS},
-        "sources": source_digest(),
-    }
-
-
-def source_digest() -> str:
-    """sha256 over the names and texts of the modules that build cases and evaluate them."""
-    root = Path(__file__).resolve().parents[2]
-    digest = hashlib.sha256()
-    for file in sorted(path for folder in SOURCES for path in (root / folder).rglob("*.py")):
-        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-def regenerate(folder: Path, cases: Mapping[str, str] | None = None) -> list[str]:
-    """Write a pending file for every case and a pending manifest; the names written. Refused where CI is set."""
-    files.refuse_in_ci("regenerate")
-    folder.mkdir(parents=True, exist_ok=True)
-    entries, made = {}, provenance()
-    for name, text in (CASES if cases is None else cases).items():
-        case = parse_case(text)
-        file = f"{name}.safetensors"
-        size, digest = files.write_golden(folder / files.pending_name(file), make(text), {"case": text})
-        entries[name] = {"file": file, "bytes": size, "sha256": digest, "case": text, "stage": case.stage}
-        entries[name] |= {"layout": case.layout if case.stage == "logits" else None, **made}
-    (folder / files.pending_name(files.MANIFEST)).write_text(files.manifest_text(entries), encoding="utf-8")
-    return list(entries)
-
-
-def accept(folder: Path) -> list[str]:
-    """Put the pending files in place; the names of the goldens that changed. Refused where CI is set."""
-    files.refuse_in_ci("accept")
-    return files.accept(folder)
-
-
-def diff(folder: Path) -> list[str]:
-    """What accepting the pending files would change, one line a tensor: elements, largest difference, or shape."""
-    lines = []
-    for pending in files.pending(folder):
-        if not pending.endswith(".safetensors"):
-            continue
-        file = pending.replace(files.PENDING, "")
-        new, _ = files.parse(folder / pending)
-        if not (folder / file).is_file():
-            lines.append(f"{file}: new, " + ", ".join(f"{name} {list(t.shape)}" for name, t in sorted(new.items())))
-            continue
-        try:
-            old, _ = files.parse(folder / file)
-        except GoldenError as error:
-            lines.append(f"{error}; would be replaced")
-            continue
-        lines += [f"{file}: {line}" for line in compare(old, new)]
-    return lines
-
-
-def compare(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """Lines for the tensors of one golden that differ."""
-    for name in sorted(set(old) | set(new)):
-        if name not in old or name not in new:
-            yield f"{name}: {'new' if name in new else 'gone'}"
-        elif old[name].shape != new[name].shape or old[name].dtype != new[name].dtype:
-            yield f"{name}: {old[name].dtype} {list(old[name].shape)} -> {new[name].dtype} {list(new[name].shape)}"
-        elif not torch.equal(bits(old[name]), bits(new[name])):
-            left, right = exact.widen(old[name]) if old[name].is_floating_point() else old[name].double(), None
-            right = exact.widen(new[name]) if new[name].is_floating_point() else new[name].double()
-            gap = (left - right).abs().nan_to_num(0.0)
-            unequal = (left != right) & ~(left.isnan() & right.isnan())
-            yield f"{name}: {int(unequal.sum()):,} of {left.numel():,} values differ, by at most {float(gap.max()):.3g}"
+def digest(content: bytes) -> dict[str, Any]:
+    """What a manifest says of a file's bytes."""
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}

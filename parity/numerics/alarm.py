@@ -7,16 +7,18 @@ implementation's error with that of a plain emulation of its contract, over inde
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parity.domain.contract import Contract
 from parity.numerics.arithmetic import Grouped
 from parity.numerics.blocks import Block, Expected, blocks
 from parity.numerics.bounds import expected
 from parity.numerics.exactness import round_to
 from parity.results import Labels, Status, Verdict
+
+if TYPE_CHECKING:
+    from parity.domain.contract import Contract
 
 FACTOR = 4.0
 """An honest order of summation reaches at most about twice the emulator's error; 18-bit dots reach 12 times."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+from parity.golden.stored import read, shipped
 
 FLOAT32_ROUNDOFF = 2.0**-24
 NO_EXPONENT = -(2**14)  # of a zero: below every exponent that a finite operand can have
@@ -148,7 +148,7 @@ class Grouped:
         """Sums of absolute values up to ``2**bits`` quanta are exact, each group's and the running one.
 
         With m < 2**(1 + kept) quanta the cut lies at or below one quantum, and the same for the sum; m = 2**(1 + kept)
-        is one power of two alone. Float32 registers hold 24 bits."""
+        is a single power of two. Float32 registers hold 24 bits."""
         return min(self.kept + 1, self.final + 1, 24)
 
     def exact_dot(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -323,7 +323,7 @@ def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class StoredModel:
-    """One entry of ``arithmetic_models.json``: a model, where it holds and how that is known."""
+    """One entry of ``fixtures/truth/arithmetic_models.json``: a model, where it holds and how that is known."""
 
     name: str
     architecture: str
@@ -337,8 +337,7 @@ class StoredModel:
 @functools.cache
 def stored_models() -> tuple[StoredModel, ...]:
     """The models shipped with the package, measured ones first."""
-    path = Path(__file__).parent.parent / "arithmetic_models.json"
-    entries = json.loads(path.read_text(encoding="utf-8"))["models"]
+    entries = read(shipped("arithmetic_models.json"), "record of models", format=1)["models"]
     models = [
         StoredModel(
             name=entry["name"],

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from parity.results import PAGE
+from parity.pages.layout import PAGE, find
 from reference.exact import widen
-from reference.pages import read_keys
 
 TEMPORARIES = 12
 """float64 arrays of [rows, heads, keys] that an evaluation may hold at once, for the budget."""
@@ -167,7 +166,7 @@ def _read(
     key = position[column]
     page = operands.block_table[table[request], key // PAGE].to(torch.int64)
     slots = page * PAGE + key % PAGE
-    values, scales = read_keys(operands.kv_cache, layout, slots)
+    values, scales = find(layout).read(operands.kv_cache, slots)
     if scales is not None and bool((scales < 0).any()):
         worst = int((scales < 0).to(torch.uint8).argmax())
         raise ValueError(

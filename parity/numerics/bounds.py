@@ -2,18 +2,17 @@
 
 With dot_h = sum_d q k and abs_h = sum_d |q||k| of operands as stored, a logit is L = s sum_h w_h relu(dot_h). The
 bound follows the errors through the contract's rounding points: dot, weight, head sum, scale, output. The derivation
-is in docs/arithmetic.md.
+is in docs/bounds.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parity.domain.contract import Contract
 from parity.numerics.arithmetic import (
     FLOAT32_ROUNDOFF,
     Grouped,
@@ -25,6 +24,9 @@ from parity.numerics.arithmetic import (
 )
 from parity.numerics.blocks import Block, Expected, blocks
 from parity.numerics.exactness import exact_expected, is_exact_data
+
+if TYPE_CHECKING:
+    from parity.domain.contract import Contract
 
 __all__ = ["Expected", "exact_expected", "expected", "is_exact_data"]
 

@@ -7,13 +7,15 @@ arithmetic keeps, so no rounding happens but at the contract's own rounding poin
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parity.domain.contract import Contract
 from parity.numerics.arithmetic import digits, largest, smallest_normal_exponent
 from parity.numerics.blocks import Block, Expected, blocks
+
+if TYPE_CHECKING:
+    from parity.domain.contract import Contract
 
 CHUNK_BYTES = 256 << 20
 NO_QUANTUM = 1 << 14
@@ -25,7 +27,7 @@ def exact_expected(
 ) -> Expected:
     """The logits of exact data, rounded where the contract rounds; bounds are zero, every value is a float32.
 
-    Meaningful only where ``is_exact_data`` holds, which is not asked here. Rows as in ``bounds.expected``."""
+    Meaningful only where ``is_exact_data`` holds, which is not checked here. Rows as in ``bounds.expected``."""
     result = Expected.empty(operands, rows)
     for block in blocks(operands, contract.layout, result, chunk_bytes):
         dot = (block.q.flatten(1, 2) @ block.k.mT).unflatten(1, block.q.shape[1:3])

@@ -1,21 +1,20 @@
 """The float32 sum over heads as a fixed tree of products, fused multiply-adds and additions, evaluated to the bit.
 
 With the dots of a verified model this predicts whole logits. Trees are read off compiled kernels by
-``parity/tensorcore/headorder.py``; those on record stand in ``parity/head_sums.json``.
+``parity/tensorcore/headorder.py``; those on record stand in ``fixtures/truth/head_sums.json``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from parity.golden.stored import read, shipped
 from parity.numerics.arithmetic import Grouped
 from parity.numerics.blocks import Block, Expected, blocks
 
@@ -148,9 +147,7 @@ def recorded_order(architecture: str, triton: str, fused: bool, config: str, hea
 
 @functools.cache
 def _book() -> dict[str, Any]:
-    path = Path(__file__).parent.parent / "head_sums.json"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    return read(shipped("head_sums.json"), "record of head sums", format=1)
 
 
 def _parse(text: str, whole: str) -> tuple[Tree, str]:

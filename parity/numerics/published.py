@@ -1,4 +1,4 @@
-"""The store's published schedule in torch, rounding point by rounding point, and the bytes of each format.
+"""The store's published schedule in torch, rounding point by rounding point; a layout encodes its keys.
 
 An independent transcription with the order of every float32 operation written out, so that a store can be compared
 bit for bit. Elementwise float32 products and sums are IEEE in torch on every device; roots and quotients of a row are
@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reference import formats
 from reference.hadamard import hadamard
 from reference.rope import rotate
 
@@ -46,22 +45,3 @@ def rows(pooled: Tensor, norm_weight: Tensor, eps: float, positions: Tensor, rop
     """Published keys before quantisation, bfloat16 [N, 128], the mean summed in the fused store's order."""
     root = inverse_root(mean_square(pooled.to(torch.bfloat16).to(torch.float32)), eps)
     return rows_from_root(pooled, norm_weight, root, positions, rope_table)
-
-
-def stored(z: Tensor, layout: str, scale: str, fake_fp4: bool) -> tuple[Tensor, Tensor | None]:
-    """Keys z (bfloat16 or float32 [N, 128]) as bytes of a layout: payload uint8 [N, bytes], scales uint8 [N, bytes].
-
-    scale: "amax" or "pow2", for the fp8 layout alone; its payload is e4m3 of f32(z * f32(1 / s)).
-    """
-    if layout == "fp4":
-        codes, exponents = formats.fp4_encode(z)
-        return formats.e2m1_pack(codes), formats.ue8m0_encode(exponents)
-    if fake_fp4:
-        z = formats.fp4_quantise(z)[0]
-    if layout == "bf16":
-        return z.to(torch.bfloat16).contiguous().view(torch.uint8), None
-    wide = z.to(torch.float32)
-    factor = formats.fp8_amax_scale(wide) if scale == "amax" else formats.fp8_pow2_scale(wide)
-    inverse = torch.from_numpy(np.float32(1.0) / factor.cpu().numpy()).to(factor.device)
-    payload = formats.e4m3_encode(wide * inverse[:, None])
-    return payload, factor.contiguous()[:, None].view(torch.uint8)

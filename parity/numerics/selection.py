@@ -12,7 +12,9 @@ import math
 
 import torch
 
-from parity.results import PAGE, Labels, Status, Verdict, coordinates
+from parity.numerics.places import coordinates
+from parity.pages.layout import PAGE
+from parity.results import Labels, Status, Verdict
 
 CHUNK_BYTES = 256 << 20
 
@@ -40,7 +42,7 @@ def judge_selection(
     case's; ``rows`` (int64 [R]) are the row numbers where not all T rows are given. ``positions`` None: only slots are
     returned, and positions are found by the block table (a page named twice in a row's table is then refused).
 
-    Rules: min(k, n) entries first, then -1 alone; positions distinct and in [0, n); slots the table's image of
+    Rules: min(k, n) entries first, then only -1; positions distinct and in [0, n); slots the table's image of
     positions; and the interval test. ``undecided`` is the share of the places whose keys the bound leaves open."""
     labels = Labels(level=level, check=check, case=str(case), impl=impl)
     if type(k) is not int or k < 1:
@@ -189,7 +191,7 @@ def _positions_of(slots: torch.Tensor, tables: torch.Tensor, lens: torch.Tensor)
     private = torch.where(used, tables, -2 - column)  # unused columns: distinct numbers that no slot has
     ordered, order = private.sort(1)
     if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
-        raise ValueError("positions: a row's table names a page twice, so slots alone do not tell the positions")
+        raise ValueError("positions: a row's table names a page twice, so slots do not determine the positions")
     slots = slots.to(torch.int64)
     page = slots.div(PAGE, rounding_mode="floor")
     if not count:

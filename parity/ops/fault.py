@@ -1,14 +1,15 @@
-"""What a fault model is: a small change to one stage of a correct implementation, with a name and a public report.
+"""What a fault model is: a small change to one step of a correct implementation, with a name and a public report.
 
-A model is data: `build` makes the faulty function, with a memory of its own, from the staged implementation of its
-pipeline (`staged_logits`, `staged_topk`, `staged_store`, `staged_compressor`).
+A model is data: `parity.faults.building` makes the faulty function, with a memory of its own, from the staged
+implementation of its operation (`parity/ops/<operation>/faults/staged.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 KINDS: dict[str, str] = {
@@ -27,8 +28,6 @@ KINDS: dict[str, str] = {
     "dispatch": "dispatch took another path",
 }
 
-PIPELINES = ("logits", "topk", "store", "compressor")
-
 Function = Callable[..., Any]
 
 
@@ -37,24 +36,25 @@ class Fault:
     """One fault model.
 
     id         short name, unique in the catalogue
-    stage      the stage of the computation that it spoils, as reports of kernels call it
+    step       the step of the computation that it spoils, as reports of kernels call it
     kind       one of KINDS
     sentence   what goes wrong, as a bug report would say it
     report     the public report that it mirrors, or "" for a variant that no listed report has
-    pipeline   whose calling convention it has: logits, topk, store or compressor
+    op         the operation whose calling convention it has
     layout     the layout that it is run on
-    change     stages to replace: name -> function (of the pipeline's Stages)
+    change     functions to replace: name -> function (of the operation's Stages)
     wrap       a change of the whole function instead: correct function -> faulty function
-    extra      facts that the runner needs: `schedule` of a store, `route` of a dispatcher, `compile` for a launch
+    extra      facts that the runner needs: `contract` of a store, `route` of a dispatcher, `compile` for a launch
     equivalent the proof that no input can tell the model from a correct implementation; "" for a real fault
     """
 
     id: str
-    stage: str
+    step: str
     kind: str
     sentence: str
     report: str = ""
-    pipeline: str = "logits"
+    _: KW_ONLY
+    op: str
     layout: str = "bf16"
     change: Mapping[str, Function] = field(default_factory=dict)
     wrap: Callable[[Function], Function] | None = None
@@ -64,25 +64,55 @@ class Fault:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {self.kind!r}")
-        if self.pipeline not in PIPELINES:
-            raise ValueError(f"pipeline: expected one of {', '.join(PIPELINES)}, got {self.pipeline!r}")
         if bool(self.change) == (self.wrap is not None) and not self.extra:
-            raise ValueError(f"{self.id}: a model changes stages or wraps the function, got both or neither")
+            raise ValueError(f"{self.id}: a model changes steps or wraps the function, got both or neither")
 
     @property
     def half(self) -> str:
-        """A or B, by the name alone: the suite may be tuned on A, and its score on B is the honest one."""
+        """A or B, by the name only: the suite may be tuned on A, and its score on B is the fair one."""
         return "AB"[hashlib.sha256(self.id.encode()).digest()[0] & 1]
 
 
-def collector(pipeline: str) -> tuple[list[Fault], Callable[..., None]]:
-    """An empty list, and a function that adds a model of this pipeline to it; keyword arguments that are no fields of
-    Fault are stages to replace."""
+TEXT = re.compile(
+    r"(?P<id>[a-z0-9-]+) \((?P<step>[a-z0-9-]+), (?P<kind>[a-z]+)\): (?P<sentence>.*?[^.])"
+    r"( \[(?P<report>[\w.-]+/[\w.-]+#\d+(, [\w.-]+/[\w.-]+#\d+)*)\])?"
+)
+"""How a model is described: `id (step, kind): sentence [public report, another]`."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """A model that lacks what it computes; `by` completes it."""
+
+    models: list[Fault]
+    fields: Mapping[str, Any]
+
+    def by(
+        self,
+        *,
+        wrap: Callable[[Function], Function] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        equivalent: str = "",
+        **change: Function,
+    ) -> None:
+        """Add the model to its list: the functions of its operation's Stages to replace, or another field of Fault."""
+        more = {**self.fields["extra"], **(extra or {})}
+        self.models.append(Fault(**{**self.fields, "extra": more}, change=change, wrap=wrap, equivalent=equivalent))
+
+
+def collector(op: str) -> tuple[list[Fault], Callable[..., Described]]:
+    """An empty list of an operation's models, and the function that describes the next: `fault(text).by(step=...)`.
+
+    Its keywords are the model's layout, and `contract`, what a correct implementation of it would promise besides.
+    """
     models: list[Fault] = []
-    own = {name for name in Fault.__dataclass_fields__ if name != "change"}
 
-    def add(id: str, stage: str, kind: str, sentence: str, report: str = "", **more: Any) -> None:
-        fields = {name: more.pop(name) for name in list(more) if name in own}
-        models.append(Fault(id, stage, kind, sentence, report, pipeline=pipeline, change=more, **fields))
+    def fault(text: str, *, layout: str = "bf16", contract: Mapping[str, Any] | None = None) -> Described:
+        found = TEXT.fullmatch(text)
+        if found is None:
+            raise ValueError(f"a model is described as `id (step, kind): sentence [owner/repository#1]`, got {text!r}")
+        parts = {name: found[name] or "" for name in ("id", "step", "kind", "sentence", "report")}
+        extra = {"contract": dict(contract)} if contract else {}
+        return Described(models, {**parts, "op": op, "layout": layout, "extra": extra})
 
-    return models, add
+    return models, fault

@@ -2,21 +2,53 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Protocol
 
 import numpy as np
 
-from parity.ops.paged_logits.case import MAX_ID, PAGE, Case
 from parity.pages.counter import mix_int
+from parity.pages.layout import PAGE
 
-SHARED = MAX_ID  # owner of the pages below `prefix`, a request id that no request can have
+MAX_ID = 1 << 20  # request and row identifiers are below it
+SHARED = MAX_ID  # owner of the pages below `prefix`
+HUGE_PAGE = 0x7FFFFF00  # far outside every pool, yet its byte offset fits in 64 bits at any page stride
+
+
+class Paged(Protocol):
+    """What the placement of a case follows from; `parity.ops.paged_logits.case.Case` says what each means."""
+
+    def __hash__(self) -> int: ...
+    @property
+    def lengths(self) -> tuple[tuple[int, ...], ...]: ...
+    @property
+    def requests(self) -> int: ...
+    @property
+    def next_n(self) -> int: ...
+    @property
+    def request_ids(self) -> tuple[int, ...] | None: ...
+    @property
+    def row_ids(self) -> tuple[int, ...] | None: ...
+    @property
+    def page_ids(self) -> tuple[int, ...] | None: ...
+    @property
+    def prefix(self) -> int: ...
+    @property
+    def alias(self) -> str: ...
+    @property
+    def spare(self) -> int: ...
+    @property
+    def perm(self) -> int: ...
+    @property
+    def tail(self) -> str: ...
+    @property
+    def table_width(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class Placement:
     """Pages of a case. U distinct pages are in use; arrays are int64 and must not be written.
 
-    lengths [B, next_n]; needed [B] pages a request. Each reference i is one table entry: ref_request[i], ref_page[i],
+    lengths [B, next_n]; needed [B] pages per request. Each reference i is one table entry: ref_request[i], ref_page[i],
     and ref_used[i] from 0 to U-1. owner, page [U] name a used page's content, visible [U] how many of its leading slots
     some row may read. physical [U + spare] are page numbers in the pool, the used pages first.
     """
@@ -47,20 +79,8 @@ class Placement:
         return int(self.physical[self.used]) if self.pool_pages > self.used else None
 
 
-class Place(NamedTuple):
-    """Coordinates of one logit: its row, and the key's logical page and offset, physical page and slot."""
-
-    request: int
-    row: int
-    key: int
-    page: int
-    offset: int
-    physical_page: int
-    slot: int
-
-
 @lru_cache(maxsize=16)
-def place(case: Case) -> Placement:
+def place(case: Paged) -> Placement:
     """The placement of a case; cheap for small cases, vectorised for large ones."""
     lengths = np.array(case.lengths, dtype=np.int64).reshape(case.requests, case.next_n)
     longest = lengths.max(axis=1) if case.requests else np.zeros(0, np.int64)
@@ -84,12 +104,37 @@ def place(case: Case) -> Placement:
     return Placement(lengths, needed, ref_request, ref_page, ref_used, owner, page, visible, physical)
 
 
+def count_pages(case: Paged) -> tuple[int, int]:
+    """(references, used): table entries that name a page, and distinct pages in use, of the placement that `place`
+    would build; from the lengths, without an array as long as the references."""
+    lengths = np.array(case.lengths, dtype=np.int64).reshape(case.requests, case.next_n)
+    needed = -(-lengths.max(axis=1, initial=0) // PAGE)
+    references, most = int(needed.sum()), int(needed.max(initial=0))
+    if case.alias != "shared":
+        return references, references
+    # The pages of a request are the first of one list, so of all requests of one id the longest has them all.
+    order = np.lexsort((needed, ids_of(case.request_ids, case.requests)))
+    ids = ids_of(case.request_ids, case.requests)[order]
+    longest = needed[order][np.append(ids[1:] != ids[:-1], True)] if case.requests else needed
+    names = ids_of(None if case.page_ids is None else case.page_ids[:most], most)
+    first = np.zeros(most, dtype=bool)
+    first[np.unique(names, return_index=True)[1]] = True
+    own = np.append(0, np.cumsum(first & (names >= case.prefix)))
+    return references, int((first & (names < case.prefix)).sum() + own[longest].sum())
+
+
+def placement_bytes(case: Paged) -> int:
+    """About how many bytes the arrays of `place` and of `block_table` take at their peak."""
+    references, used = count_pages(case)
+    return 80 * references + 40 * (used + case.spare) + 8 * case.requests * (case.next_n + case.table_width)
+
+
 def ids_of(ids: tuple[int, ...] | None, count: int) -> np.ndarray:
     """Identifiers as an array, 0 .. count-1 when the case does not name any."""
     return np.arange(count, dtype=np.int64) if ids is None else np.array(ids, dtype=np.int64)
 
 
-def row_names(case: Case) -> tuple[np.ndarray, np.ndarray]:
+def row_names(case: Paged) -> tuple[np.ndarray, np.ndarray]:
     """Request id and row id of each of the T rows, int64."""
     requests = np.repeat(ids_of(case.request_ids, case.requests), case.next_n)
     if case.row_ids is None:
@@ -108,37 +153,10 @@ def shuffled(count: int, seed: int) -> np.ndarray:
     return np.argsort(z ^ (z >> np.uint64(31)), kind="stable").astype(np.int64)
 
 
-def readable_slots(case: Case) -> np.ndarray:
-    """Slots (physical page * 64 + offset) that some row may read, ascending int64; all the rest is poison."""
-    plan = place(case)
-    pages = plan.physical[: plan.used]
-    offsets = np.arange(PAGE, dtype=np.int64)
-    mask = offsets < plan.visible[:, None]
-    return np.sort((pages[:, None] * PAGE + offsets)[mask])
-
-
-def block_table(case: Case) -> np.ndarray:
+def block_table(case: Paged) -> np.ndarray:
     """The table int32 [B, table_width], tails included."""
     plan = place(case)
     tail = {"minus1": -1, "huge": HUGE_PAGE, "canary": plan.canary_page}[case.tail]
     table = np.full((case.requests, case.table_width), tail, dtype=np.int32)
     table[plan.ref_request, plan.ref_page] = plan.physical[plan.ref_used]
     return table
-
-
-# Far outside every pool, yet its byte offset fits in 64 bits at any page stride.
-HUGE_PAGE = 0x7FFFFF00
-
-
-def locate(case: Case, row: int, key: int) -> Place:
-    """Coordinates of a cell of the result. ValueError if the row does not exist or may not see the key."""
-    if not 0 <= row < case.rows:
-        raise ValueError(f"row must be from 0 to {case.rows - 1}, got {row}")
-    request, inner = divmod(row, case.next_n)
-    if not 0 <= key < case.lengths[request][inner]:
-        raise ValueError(f"key must be below the context length {case.lengths[request][inner]} of row {row}, got {key}")
-    plan = place(case)
-    page, offset = divmod(key, PAGE)
-    reference = int(plan.needed[:request].sum()) + page
-    physical = int(plan.physical[plan.ref_used[reference]])
-    return Place(request, inner, key, page, offset, physical, physical * PAGE + offset)

@@ -2,54 +2,64 @@
 
 import mmap
 from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from parity.ops.paged_logits.case import DIM, PAGE, SLOT_BYTES, Case
 from parity.pages import values
-from parity.pages.placement import Placement
+from parity.pages.layout import DIM, PAGE, POISON, find
+from parity.pages.placement import Paged, Placement
+from parity.vocabulary import TooLarge
 
 Windows = tuple[tuple[int, int], ...]
 
-POISON_BYTE = {"nan": 0xFF, "huge": 0x7E, "canary": 0x44}  # 0x44..: 3.0 in e4m3, 785 in bf16 and float32
-LAZY_BYTES = 1 << 28  # a CPU pool above this is mapped lazily and poisoned around the pages in use alone
+LAZY_BYTES = 1 << 28  # a CPU pool above this is mapped lazily and poisoned around the pages in use only
+ADDRESSES = 1 << 47  # what a process can map: of a larger pool every byte counts, so that it is refused
 CHUNK_ELEMENTS = 1 << 23  # drawn at a time; the largest temporary is int64 [elements / 64] or int32 [elements]
 
 
-def cache_view(pool: Tensor, layout: str) -> Tensor:
-    """The kv_cache argument over a pool uint8 [pages, page stride]: bf16 [pages, 64, 1, 128] or uint8 [pages, 64, 1,
-    bytes a slot], with the pool's page stride."""
-    pages, stride = pool.shape
-    slot = SLOT_BYTES[layout]
-    if layout == "bf16":
-        return pool.view(torch.bfloat16).as_strided((pages, PAGE, 1, DIM), (stride // 2, DIM, DIM, 1))
-    return pool.as_strided((pages, PAGE, 1, slot), (stride, slot, slot, 1))
+class Stored(Paged, Protocol):
+    """What a pool needs to know of a case, besides where its pages lie."""
+
+    @property
+    def layout(self) -> str: ...
+    @property
+    def data(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def only_keys(self) -> tuple[int, ...] | None: ...
+    @property
+    def poison(self) -> str: ...
+    @property
+    def gap(self) -> int: ...
 
 
-def build_pool(case: Case, plan: Placement, device: torch.device) -> tuple[Tensor, Windows | None]:
+def build_pool(case: Stored, plan: Placement, device: torch.device) -> tuple[Tensor, Windows | None]:
     """The pool uint8 [pages, page stride], and the byte windows in use when it is mapped lazily."""
-    stride, size = case.page_stride, case.page_bytes
+    layout = find(case.layout)
+    size, stride = layout.page_bytes, layout.page_bytes + case.gap
     lazy = device.type == "cpu" and plan.pool_pages * stride > LAZY_BYTES
     if lazy:
         pool = torch.frombuffer(lazy_buffer(plan.pool_pages * stride), dtype=torch.uint8)
         pool = pool.view(plan.pool_pages, stride)
     else:
         pool = torch.empty(plan.pool_pages, stride, dtype=torch.uint8, device=device)
-    pattern = _poison_page(case, device)
+    pattern = layout.poison_page(case.poison, device)
     spare = plan.physical[plan.used :]
     windows = None
     if lazy:
         windows = windows_around((_touched(plan) * stride).tolist(), size, plan.pool_pages * stride)
         flat = pool.view(-1)
         for start, stop in windows:
-            flat[start:stop] = POISON_BYTE[case.poison]
+            flat[start:stop] = POISON[case.poison]
         spare = spare[np.isin(spare, _touched(plan))]
         pool[torch.from_numpy(spare), :size] = pattern
     else:
         pool[:, :size] = pattern
-        pool[:, size:] = POISON_BYTE[case.poison]
+        pool[:, size:] = POISON[case.poison]
     if case.poison != "canary":  # the canary page looks valid whatever the rest is
         spare = plan.physical[plan.used : plan.used + 1] if case.tail == "canary" else spare[:0]
     pages = pool[:, :size]
@@ -69,56 +79,47 @@ def build_pool(case: Case, plan: Placement, device: torch.device) -> tuple[Tenso
     return pool, windows
 
 
-def _draw_pages(case: Case, owner: np.ndarray, page: np.ndarray, device: torch.device) -> Tensor:
+def pool_bytes(case: Stored, used: int, device: torch.device) -> int:
+    """At most how many bytes of the pool `build_pool` writes, with `used` pages in use: of a lazy one the windows."""
+    size = find(case.layout).page_bytes
+    pages, stride = used + case.spare, size + case.gap
+    if device.type != "cpu" or pages * stride <= LAZY_BYTES:
+        return pages * stride
+    touched = min(3 * (used + 1), pages)  # with their neighbours, whose windows meet where the gap is small
+    return windows_bytes(min(touched * 3 * size, (used + 1) * (2 * stride + 3 * size)), pages * stride)
+
+
+def windows_bytes(near: int, total: int) -> int:
+    """At most how many bytes `windows_around` covers, of which `near` without the offsets that have lost bits."""
+    return total if total > ADDRESSES else min(total, near * (3 if total > 1 << 31 else 1))
+
+
+def _draw_pages(case: Stored, owner: np.ndarray, page: np.ndarray, device: torch.device) -> Tensor:
+    layout = find(case.layout)
     owners, pages = torch.from_numpy(owner).to(device), torch.from_numpy(page).to(device)
     keys = values.draw_keys(case.data, case.layout, case.seed, owners, pages)
     if case.only_keys is not None:
         names = pages[:, None] * PAGE + torch.arange(PAGE, device=device)
-        dropped = ~chosen_keys(names, case.only_keys).unsqueeze(-1)
-        keys.payload.masked_fill_(dropped, 0)
-        if keys.scales is not None:  # 1, lest a dropped key keep a scale that is not finite
-            one = 1.0 if case.layout == "fp8" else 127
-            keys.scales.masked_fill_(dropped.squeeze(-1) if case.layout == "fp8" else dropped, one)
-    return page_rows(keys)
+        dropped = ~chosen_keys(names, case.only_keys)
+        keys.payload.masked_fill_(dropped.unsqueeze(-1), 0)
+        if keys.scales is not None:  # a neutral one, lest a dropped key keep a scale that is not finite
+            keys.scales[dropped] = layout.neutral
+    return layout.page_rows(keys)
 
 
-def _canary_pages(case: Case, physical: np.ndarray, device: torch.device) -> Tensor:
+def _canary_pages(case: Stored, physical: np.ndarray, device: torch.device) -> Tensor:
     pages = torch.from_numpy(physical).to(device)
-    return page_rows(values.draw_keys(case.data, case.layout, case.seed, torch.zeros_like(pages), pages, canary=True))
-
-
-def page_rows(keys: values.Keys) -> Tensor:
-    """Pages as bytes, uint8 [n, page bytes]: payload of 64 slots, then their scales."""
-    payload = keys.payload.view(torch.uint8).flatten(1)
-    if keys.scales is None:
-        return payload
-    return torch.cat([payload, keys.scales.contiguous().view(torch.uint8).flatten(1)], 1)
+    owners = torch.zeros_like(pages)
+    return find(case.layout).page_rows(values.draw_keys(case.data, case.layout, case.seed, owners, pages, canary=True))
 
 
 def _hide(
-    case: Case, drawn: Tensor, visible: np.ndarray, physical: np.ndarray, pattern: Tensor, device: torch.device
+    case: Stored, drawn: Tensor, visible: np.ndarray, physical: np.ndarray, pattern: Tensor, device: torch.device
 ) -> Tensor:
     """Poison in place of the slots that no row may read, values and scales."""
     cover = _canary_pages(case, physical, device) if case.poison == "canary" else pattern
-    slots = torch.from_numpy(visible).to(device)[:, None] > _slot_of_byte(case.layout, device)
+    slots = torch.from_numpy(visible).to(device)[:, None] > find(case.layout).slot_of_byte(device)
     return torch.where(slots, drawn, cover)
-
-
-def _slot_of_byte(layout: str, device: torch.device) -> Tensor:
-    """The slot that each byte of a page belongs to, [page bytes]."""
-    payload = {"bf16": 256, "fp8": 128, "fp4": 64}[layout]
-    slots = torch.arange(PAGE, device=device)
-    parts = [slots.repeat_interleave(payload)]
-    if layout != "bf16":
-        parts.append(slots.repeat_interleave(SLOT_BYTES[layout] - payload))
-    return torch.cat(parts)
-
-
-def _poison_page(case: Case, device: torch.device) -> Tensor:
-    page = torch.full((case.page_bytes,), POISON_BYTE[case.poison], dtype=torch.uint8, device=device)
-    if case.layout == "fp4" and case.poison == "huge":
-        page[PAGE * DIM // 2 :] = 0xFC  # 2^125: six times it is still finite in float32
-    return page
 
 
 def _touched(plan: Placement) -> np.ndarray:
@@ -145,11 +146,14 @@ def windows_around(offsets: Iterable[int], size: int, total: int) -> Windows:
 
 
 def lazy_buffer(size: int) -> mmap.mmap:
-    """Anonymous zero pages that take memory only once written."""
-    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows commits the whole pool, and has no other kind
-        return mmap.mmap(-1, size)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    return mmap.mmap(-1, size, flags=flags)
+    """Anonymous zero pages that take memory only once written. TooLarge where there are not that many addresses."""
+    named = {}
+    if hasattr(mmap, "MAP_PRIVATE"):  # Windows commits the whole pool, and has no other kind
+        named["flags"] = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    try:
+        return mmap.mmap(-1, size, **named)
+    except (OSError, OverflowError) as error:
+        raise TooLarge(f"a pool of {size / 1e9:,.1f} GB cannot be mapped here") from error
 
 
 def chosen_keys(keys: Tensor, chosen: tuple[int, ...]) -> Tensor:

@@ -1,6 +1,6 @@
-"""Replays every tensor of a recording from its recorded input."""
+"""Replays every tensor of a recording from its recorded input, step by step."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -8,7 +8,20 @@ from torch import Tensor
 
 from parity.recorded import rules
 from parity.recorded.files import Recording, RecordingError, read_folder
-from parity.recorded.rows import BITS, CHAIN, GEMM, POOL, ROPE, VALUE, Replay, Row, overlapped, projected, stored
+from parity.recorded.rows import (
+    BITS,
+    CHAIN,
+    DAMAGED,
+    GEMM,
+    POOL,
+    ROPE,
+    VALUE,
+    Replay,
+    Row,
+    overlapped,
+    projected,
+    stored,
+)
 from parity.recorded.rules import Approximate
 from parity.recorded.units import replay_quirk, replay_unit
 from reference import compressor, exact, formats, hadamard, indexer, linear, rope
@@ -17,24 +30,21 @@ from reference.indexer import IndexerParams
 
 
 def replay(folder: Path | str) -> list[Row]:
-    """Rows of every tensor of every file in a folder; RecordingError when the folder or a file cannot be used."""
+    """Rows of every tensor of every file in a folder; RecordingError where its index cannot be used."""
     rows: list[Row] = []
     params: dict[str, IndexerParams] = {}
-    for recording in read_folder(Path(folder)):
-        rows += replay_recording(recording, params)
+    for name, found in read_folder(Path(folder)):
+        if isinstance(found, RecordingError):
+            rows.append(Row(name, "", DAMAGED, 0, detail=str(found)))
+        else:
+            rows += replay_recording(found, params)
     return rows
 
 
 def replay_recording(recording: Recording, params: dict[str, IndexerParams]) -> list[Row]:
     """Rows of one file. `params` maps names to the parameters seen so far; a parameter file adds to it."""
     run = Replay(recording)
-    try:
-        _replay(run, params)
-    except RecordingError:
-        raise
-    except (ValueError, TypeError, RuntimeError, IndexError) as error:
-        reason = str(error).partition("\n")[0]
-        raise RecordingError(f"{recording.name}: its tensors do not fit each other ({reason})") from error
+    run.step(_replay, run, params)
     return run.finish()
 
 
@@ -47,24 +57,37 @@ def _replay(run: Replay, params: dict[str, IndexerParams]) -> None:
         try:
             params[recording.field("params")] = IndexerParams.from_tensors(recording.tensors)
         except ValueError as error:
-            raise RecordingError(f"{recording.name}: {error}") from None
+            raise RecordingError(str(error)) from None
     elif recording.kind == "unit":
         replay_unit(run)
     elif recording.kind == "quirk":
-        replay_quirk(run, shared(recording, recording.field("params"), params))
+        replay_quirk(run, shared(recording.field("params"), params))
     else:
         config = recording.config()
-        case = _Case(run, config, shared(recording, recording.field("config").get("params"), params))
-        case.prefill()
+        case = _Case(run, config, shared(recording.field("config").get("params"), params))
+        run.step(case.prefill)
         if case.steps:
-            case.decode()
+            run.step(case.decode)
 
 
-def shared(recording: Recording, name: str, params: Mapping[str, IndexerParams]) -> IndexerParams:
+def shared(name: str, params: Mapping[str, IndexerParams]) -> IndexerParams:
     """The parameters that a file refers to."""
     if name not in params:
-        raise RecordingError(f"{recording.name}: wants the parameters {name!r}, which no file of the folder holds")
+        raise RecordingError(f"wants the parameters {name!r}, which no file of the folder holds")
     return params[name]
+
+
+def _quantised(qr: Tensor) -> tuple[Tensor, int]:
+    payload, power = linear.quantise_activation(qr)
+    scale = formats.pow2(power).repeat_interleave(128, dim=-1)
+    return exact.widen(formats.e4m3_decode(payload)) * scale, qr.shape[-1] + qr.shape[-1] // 128
+
+
+PROJECTED: dict[str, Callable[[Tensor], tuple[Tensor, int]]] = {
+    "bf16": lambda qr: (qr, qr.shape[-1]),
+    "fp8": _quantised,
+}
+"""By dtype of the query projection: what it multiplies, of qr [..., K], and how many float32 roundings a sum has."""
 
 
 class _Case:
@@ -83,10 +106,12 @@ class _Case:
         rows, dot_rows = run.index("prefill.rows", length), run.index("prefill.dot_rows", length)
         logit_rows = run.index("prefill.logit_rows", length)
         self._check_inputs(x, qr, rows, dot_rows)
-        self._prefill_keys(x)
-        self._query("prefill", qr, rows)
-        self._weights("prefill", x[:, logit_rows])
-        self._prefill_scores(rows, dot_rows, logit_rows)
+        run.step(self._prefill_keys, x)
+        run.step(self._query, "prefill", qr, rows)
+        run.step(self._weights, "prefill", x[:, logit_rows])
+        run.step(self._prefill_scores, rows, dot_rows, logit_rows)
+        run.step(self._mask, logit_rows)
+        run.step(self._prefill_topk, logit_rows)
 
     def decode(self) -> None:
         """Every tensor named decode.*, step by step from the recorded state, and the state left behind."""
@@ -99,10 +124,11 @@ class _Case:
         run.judge("decode.closing_steps", BITS, rules.bits, closing)
         run.judge("decode.k.proj_kv", GEMM, rules.interval, rules.matmul(x, self.params.wkv))
         run.judge("decode.k.proj_score", GEMM, rules.interval, rules.matmul(x, self.params.wgate))
-        self._decode_keys(positions, closing)
-        self._query("decode", qr.transpose(0, 1), positions, steps_first=True)
-        self._weights("decode", x)
-        self._decode_scores(positions, closing)
+        run.step(self._decode_keys, positions, closing)
+        run.step(self._query, "decode", qr.transpose(0, 1), positions, True)
+        run.step(self._weights, "decode", x)
+        run.step(self._decode_scores, positions, closing)
+        run.step(self._decode_topk, positions)
 
     def _check_inputs(self, x: Tensor, qr: Tensor, rows: Tensor, dot_rows: Tensor) -> None:
         wanted = {
@@ -111,11 +137,9 @@ class _Case:
         }
         for name, tensor in (("prefill.x", x), ("prefill.qr", qr)):
             if tuple(tensor.shape) != wanted[name]:
-                raise RecordingError(
-                    f"{self.run.recording.name}: tensor {name} is {list(tensor.shape)}, expected {list(wanted[name])}"
-                )
+                raise RecordingError(f"tensor {name} is {list(tensor.shape)}, expected {list(wanted[name])}")
         if not bool(torch.isin(dot_rows, rows).all()):
-            raise RecordingError(f"{self.run.recording.name}: prefill.dot_rows must be among prefill.rows")
+            raise RecordingError("prefill.dot_rows must be among prefill.rows")
 
     def _prefill_keys(self, x: Tensor) -> None:
         run, params = self.run, self.params
@@ -150,7 +174,7 @@ class _Case:
                 self.run.judge(run_name, rule, rules.interval, result)
 
     def _keys(self, part: str, pooled: Approximate, positions: Tensor) -> None:
-        """The key stages after the projections, of keys whose groups start at positions [n].
+        """The steps of the keys after the projections, of keys whose groups start at positions [n].
 
         Keys lie along dimension -2 of pooled [.., n, 128] in a prefill, along dimension 0 in decode.
         """
@@ -159,13 +183,13 @@ class _Case:
         run.judge(prefix + "pooled", POOL, rules.interval, pooled)
         if run.has(prefix + "pooled"):
             pooled = stored(run.get(prefix + "pooled"))
-        chain = [prefix + stage for stage in ("normed", "roped", "hadamard")]
+        chain = [prefix + step for step in ("normed", "roped", "hadamard")]
         if all(run.has(name) for name in chain):
             normed = rules.norm(run.get(prefix + "pooled"), self.params.norm, self.config.norm_eps)
             run.judge(chain[0], POOL, rules.interval, normed)
             run.judge(chain[1], ROPE, rules.rotated, run.get(chain[0]), self.table[at])
             run.judge(chain[2], BITS, rules.bits, hadamard.hadamard(run.get(chain[1])))
-            self._quantised(prefix, run.get(chain[2]))
+            self._quantised(prefix)
         elif run.has(prefix + "fp4"):
             flat = Approximate(pooled.value.reshape(-1, 128), pooled.error.reshape(-1, 128))
             spread = at.expand(pooled.value.shape[:-1]).reshape(-1)
@@ -176,32 +200,32 @@ class _Case:
             run.add(prefix + "fp4", CHAIN, values)
             run.add(prefix + "fp4_exp", CHAIN, exponents)
 
-    def _quantised(self, prefix: str, turned: Tensor) -> None:
-        values, exponents = formats.fp4_quantise(turned)
+    def _rotated(self, prefix: str, at: Tensor) -> None:
+        heads = self.run.get(prefix + "proj").unflatten(-1, (self.config.n_heads, self.config.head_dim))
+        self.run.judge(prefix + "roped", ROPE, rules.rotated, heads, self.table[at])
+
+    def _turned(self, prefix: str) -> None:
+        self.run.judge(prefix + "hadamard", BITS, rules.bits, hadamard.hadamard(self.run.get(prefix + "roped")))
+
+    def _quantised(self, prefix: str) -> None:
+        values, exponents = formats.fp4_quantise(self.run.get(prefix + "hadamard"))
         self.run.judge(prefix + "fp4", BITS, rules.bits, values)
         self.run.judge(prefix + "fp4_exp", BITS, rules.bits, exponents)
 
     def _query(self, part: str, qr: Tensor, positions: Tensor, steps_first: bool = False) -> None:
-        """The query stages of qr [B, R, q_lora_rank] at positions [R]; recorded as [R, B, ...] when steps_first."""
+        """The steps of queries from qr [B, R, q_lora_rank] at positions [R]; steps_first: recorded as [R, B, ...]."""
         run, prefix = self.run, f"{part}.q."
         if steps_first:
             qr, at = qr.transpose(0, 1), positions[:, None, None]
         else:
             at = positions[:, None]
-        if self.config.wq_b == "fp8":
-            payload, power = linear.quantise_activation(qr)
-            scale = formats.pow2(power).repeat_interleave(128, dim=-1)
-            left: Tensor = exact.widen(formats.e4m3_decode(payload)) * scale
-            steps = qr.shape[-1] + qr.shape[-1] // 128
-        else:
-            left, steps = qr, qr.shape[-1]
+        left, steps = PROJECTED[self.config.wq_b](qr)
         assert self.params.wq_b is not None  # from_tensors derives it
         weight = self.params.wq_b
         run.judge(prefix + "proj", GEMM, rules.interval, rules.matmul(left, weight, steps))
-        heads = run.get(prefix + "proj").unflatten(-1, (self.config.n_heads, self.config.head_dim))
-        run.judge(prefix + "roped", ROPE, rules.rotated, heads, self.table[at])
-        run.judge(prefix + "hadamard", BITS, rules.bits, hadamard.hadamard(run.get(prefix + "roped")))
-        self._quantised(prefix, run.get(prefix + "hadamard"))
+        run.step(self._rotated, prefix, at)
+        run.step(self._turned, prefix)
+        run.step(self._quantised, prefix)
 
     def _weights(self, part: str, x: Tensor) -> None:
         run, proj = self.run, f"{part}.w.proj"
@@ -221,9 +245,13 @@ class _Case:
         queries = q[:, torch.isin(rows, logit_rows)]
         logits = torch.stack([indexer.scores(indexer.dots(queries[b], k[b]), weight[b, known]) for b in range(batch)])
         run.judge("prefill.s.logits", BITS, rules.bits, logits, only=known)
-        masked = indexer.mask(run.get("prefill.s.logits"), logit_rows)
-        run.judge("prefill.s.masked", BITS, rules.bits, masked)
-        limits = indexer.visible(logit_rows)
+
+    def _mask(self, logit_rows: Tensor) -> None:
+        masked = indexer.mask(self.run.get("prefill.s.logits"), logit_rows)
+        self.run.judge("prefill.s.masked", BITS, rules.bits, masked)
+
+    def _prefill_topk(self, logit_rows: Tensor) -> None:
+        run, limits = self.run, indexer.visible(logit_rows)
         for name in [name for name in run.recording.tensors if name.startswith("prefill.topk")]:
             suffix = name.removeprefix("prefill.topk")
             if suffix and not suffix.removeprefix("_").isdigit():
@@ -263,7 +291,9 @@ class _Case:
                 dots = indexer.dots(q[step, b][None], k[b, :limit])
                 logits[step, b, :limit] = indexer.scores(dots, weight[step, b][None])[0]
         run.judge("decode.s.logits", BITS, rules.bits, logits)
+
+    def _decode_topk(self, positions: Tensor) -> None:
         # Keys past a step's count are NaN in the recording; below them nothing is masked.
-        seen = run.get("decode.s.logits").nan_to_num(nan=-torch.inf)
-        steps = limits[:, None].expand(self.steps, batch)
-        run.judge("decode.topk", VALUE, rules.topk, seen, steps, self.config.topk)
+        seen = self.run.get("decode.s.logits").nan_to_num(nan=-torch.inf)
+        limits = indexer.visible(positions)[:, None].expand(self.steps, self.batch)
+        self.run.judge("decode.topk", VALUE, rules.topk, seen, limits, self.config.topk)

@@ -1,4 +1,4 @@
-"""Bookkeeping of a replay: one row a tensor, which tensors are inputs, and the projections that were not recorded."""
+"""Bookkeeping of a replay: one row per tensor, which tensors are inputs, and the projections that were not recorded."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,17 +21,23 @@ VALUE = "by value"
 TABLE = "cos, sin of the float32 angle within one last place"
 INPUT = "input"
 UNKNOWN = "unknown tensor"
+MISSING = "not replayed"
+DAMAGED = "unusable file"
+NOT_JUDGED = (INPUT, UNKNOWN, MISSING, DAMAGED)
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One tensor: its counts and the rule it was judged by (`INPUT` for inputs, `UNKNOWN` for names nothing replays).
+    """One tensor: its counts and the rule it was judged by.
 
-    `values` counts what was judged; `without_input` what could not be, because the recording keeps no input for it.
+    `INPUT` is the rule of inputs, `UNKNOWN` of names that nothing replays, `MISSING` of what could not be replayed and
+    `DAMAGED` of a file that is not the one that the index describes; `detail` says why. `values` counts what was
+    judged; `without_input` what could not be, because the recording keeps no input for it. `tensor` is empty where a
+    row speaks of more than one.
     """
 
     file: str
-    stage: str
+    tensor: str
     rule: str
     values: int
     differing: int = 0
@@ -45,19 +51,34 @@ class Replay:
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self.rows: list[Row] = []
+        self.rows = [
+            Row(recording.name, name, MISSING, 0, detail="index.json lists it, the file lacks it")
+            for name in recording.lacking
+        ]
         self._seen: set[str] = set()
+
+    def step(self, work: Callable[..., None], *given: Any) -> None:
+        """Run a part of the replay; if it lacks a tensor, or tensors do not fit, that is named and others go on."""
+        try:
+            work(*given)
+            return
+        except RecordingError as error:
+            reason = str(error)
+        except (ValueError, TypeError, RuntimeError, IndexError) as error:
+            first = str(error).partition("\n")[0]
+            reason = f"its tensors do not fit each other ({first})"
+        row = Row(self.recording.name, "", MISSING, 0, detail=reason)
+        if row not in self.rows:  # two steps may lack one tensor
+            self.rows.append(row)
 
     def has(self, name: str) -> bool:
         """Whether the file holds a tensor."""
         return name in self.recording.tensors
 
     def get(self, name: str) -> Tensor:
-        """A tensor that another stage reads; RecordingError when the file lacks it."""
+        """A tensor that another step reads; RecordingError when the file lacks it."""
         if not self.has(name):
-            raise RecordingError(
-                f"{self.recording.name}: lacks the tensor {name}, which other tensors are replayed from"
-            )
+            raise RecordingError(f"lacks the tensor {name}, which other tensors are replayed from")
         return self.recording.tensors[name]
 
     def read(self, name: str) -> Tensor:
@@ -72,7 +93,7 @@ class Replay:
         tensor = self.read(name)
         ascending = tensor.dtype == torch.int64 and tensor.dim() == 1 and bool((tensor.diff() > 0).all())
         if not ascending or (tensor.numel() and not (tensor[0] >= 0 and tensor[-1] < limit)):
-            raise RecordingError(f"{self.recording.name}: tensor {name} must hold ascending int64 rows in [0, {limit})")
+            raise RecordingError(f"tensor {name} must hold ascending int64 rows in [0, {limit})")
         return tensor
 
     def judge(
@@ -89,7 +110,7 @@ class Replay:
             found = compare(tensor if only is None else tensor[:, only], *operands)
         except (ValueError, RuntimeError, IndexError) as error:
             reason = str(error).partition("\n")[0]
-            raise RecordingError(f"{self.recording.name}: tensor {name} {reason}") from None
+            raise RecordingError(f"tensor {name} {reason}") from None
         without = tensor.numel() - found.values
         self._add(name, Row(self.recording.name, name, rule, *found[:3], without, found.detail))
 
@@ -98,10 +119,11 @@ class Replay:
         self._add(name, Row(self.recording.name, name, rule, *found[:3], 0, found.detail))
 
     def finish(self) -> list[Row]:
-        """The rows, with one for every tensor that nothing read or judged."""
+        """The rows, with one for every tensor that nothing read or judged: unknown, or left out with a step."""
+        broken = any(row.rule == MISSING for row in self.rows)
         for name in sorted(self.recording.tensors.keys() - self._seen):
             size = self.recording.tensors[name].numel()
-            self.rows.append(Row(self.recording.name, name, UNKNOWN, 0, without_input=size))
+            self.rows.append(Row(self.recording.name, name, MISSING if broken else UNKNOWN, 0, without_input=size))
         return self.rows
 
     def _add(self, name: str, row: Row) -> None:

@@ -63,7 +63,7 @@ def interval(got: Tensor, result: Approximate) -> Judged:
 
 
 def matmul(x: Tensor, weight: Tensor, steps: float | None = None) -> Approximate:
-    """x [..., K] times weight [N, K] transposed, of operands as stored; K float32 steps unless told."""
+    """x [..., K] times weight [N, K] transposed, of operands as stored; K float32 steps by default."""
     wide_x, wide_w = exact.widen(x), exact.widen(weight).t()
     error = gamma(x.shape[-1] if steps is None else steps) * (wide_x.abs() @ wide_w.abs())
     return Approximate(wide_x @ wide_w, error)
@@ -118,7 +118,7 @@ class KeyChain(NamedTuple):
 
 
 def keys(got: Tensor, got_exponents: Tensor | None, pooled: Approximate, chain: KeyChain) -> tuple[Judged, Judged]:
-    """Stored keys [n, 128] and exponents [n, 4] (or None), judged from pooled values: later stages are not recorded.
+    """Stored keys [n, 128] and exponents [n, 4] (or None), judged from pooled values: what follows is not recorded.
 
     A row must come out, bit for bit, of pooled and normed values that their intervals allow. The float64 values are
     tried first, then other roundings of one, two .. of them, up to a fixed number of candidates.

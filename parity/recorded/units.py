@@ -1,4 +1,4 @@
-"""Replays the recordings of single stages at their edges, and of the published module's stale overlap window."""
+"""Replays the recordings of single steps at their edges, and of the published module's stale overlap window."""
 
 import torch
 
@@ -38,12 +38,12 @@ def replay_quirk(run: Replay, params: IndexerParams) -> None:
     """Stored keys of a 3-token prompt and 9 steps, on a fresh module and on one that ran another prompt before.
 
     The published module does not clear its overlap window, so that key 0 of the second run pools the first prompt's
-    last four tokens. `run` holds the tokens and the keys alone: both are judged through the whole chain.
+    last four tokens. `run` holds the tokens and the keys only: both are judged through the whole chain.
     """
     x = run.read("x")
     run.read("qr")
     if x.dim() != 3 or x.shape[1] < _FIRST.stop:
-        raise RecordingError(f"{run.recording.name}: tensor x must have {_FIRST.stop} tokens, got {list(x.shape)}")
+        raise RecordingError(f"tensor x must have {_FIRST.stop} tokens, got {list(x.shape)}")
     for name, before in (("fresh", None), ("reused", x[:, _FIRST])):
         if not run.has(f"{name}.k.fp4"):
             continue

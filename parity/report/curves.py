@@ -145,7 +145,7 @@ def _needle_curve(name: str, data: str, report: Row, rows: Sequence[Row]) -> Pic
 
 
 def memory(report: Row, name: str) -> Picture:
-    """Bytes beyond inputs and result against the context at the most rows, with the lines of four cards."""
+    """Bytes beyond inputs and result against the context at the most rows, with the sizes of four GPUs."""
     most = max(row["rows"] for row in report["rows"])
     mine = [row for row in report["rows"] if row["rows"] == most]
     series: dict[str, list[tuple[float, float]]] = {}
@@ -166,29 +166,29 @@ def memory(report: Row, name: str) -> Picture:
                     row["not_measured"] or "",
                 )
             )
-    cards = sorted({entry["card"] for entry in report["cards"]})
+    sizes = sorted({entry["gpu"] for entry in report["gpus"]})
 
     def paint(axes: Any) -> None:
         lines(axes, series, logy=True)
-        for card in cards:
-            axes.axhline(card, color=INK, linewidth=0.8, linestyle=":", alpha=0.7)
-            axes.annotate(f"{card} GB", (min(row["keys"] for row in mine), card), fontsize=8, va="bottom")
+        for size in sizes:
+            axes.axhline(size, color=INK, linewidth=0.8, linestyle=":", alpha=0.7)
+            axes.annotate(f"{size} GB", (min(row["keys"] for row in mine), size), fontsize=8, va="bottom")
         axes.set_xlabel("compressed keys of context")
         axes.set_ylabel("GB for call, pages and result")
 
-    alt = f"Memory of one call with {most:,} rows against context, by path, with the limits of {len(cards)} cards."
+    alt = f"Memory of one call with {most:,} rows against context, by path, with the limits of {len(sizes)} GPUs."
     return picture(name, f"Memory of one call, {most:,} rows", alt, table, paint)
 
 
-def cards(report: Row) -> Table:
-    """The longest context of each path on each card, at the most rows."""
-    most = max(entry["rows"] for entry in report["cards"])
-    mine = [entry for entry in report["cards"] if entry["rows"] == most]
-    names = sorted({entry["card"] for entry in mine})
-    table = Table((f"path, {most:,} rows", *(f"{card} GB" for card in names)), [])
+def longest_contexts(report: Row) -> Table:
+    """The longest context of each path on each GPU, at the most rows."""
+    most = max(entry["rows"] for entry in report["gpus"])
+    mine = [entry for entry in report["gpus"] if entry["rows"] == most]
+    names = sorted({entry["gpu"] for entry in mine})
+    table = Table((f"path, {most:,} rows", *(f"{size} GB" for size in names)), [])
     for path, group in grouped(mine, "path"):
-        by_card = {entry["card"]: entry["longest_keys"] for entry in group}
-        table.rows.append((path, *(f"{by_card[card]:,} keys" for card in names)))
+        by_size = {entry["gpu"]: entry["longest_keys"] for entry in group}
+        table.rows.append((path, *(f"{by_size[size]:,} keys" for size in names)))
     return table
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from parity.results import Row
+
 # Hues that stand out on a light and on a dark ground; dashes and markers tell the lines apart without colour.
 COLOURS = ("#3b82f6", "#ef7d00", "#16a34a", "#d946a6", "#8b5cf6", "#0e9aa7", "#b7791f", "#64748b")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 1)), (0, (1, 2)))
@@ -67,7 +69,7 @@ def picture(
 
 
 def _inline(text: str, name: str, alt: str) -> str:
-    """The <svg> element alone, its ids made unique in the page, its ink the page's, its description for readers."""
+    """Only the <svg> element, its ids made unique in the page, its ink the page's, its description for readers."""
     import html
 
     svg = text[text.index("<svg") :]
@@ -112,13 +114,13 @@ def thousands(value: float) -> str:
     return f"{value:,g}" if value < 1e6 else f"{value:,.0f}"
 
 
-def histogram(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
-    """How far below their bounds the checks stayed: worst error over bound, by decade; None without any ratio."""
+def histogram(rows: Sequence[Row]) -> Picture | None:
+    """How far below their bounds the checks stayed: largest error over bound, by decade; None without any ratio."""
     found: dict[str, list[float]] = {}
     for row in rows:
-        ratio = finite(row.get("worst_ratio"))
+        ratio = finite(row.ratio)
         if ratio is not None:
-            found.setdefault(str(row["implementation"]), []).append(ratio)
+            found.setdefault(row.implementation, []).append(ratio)
     if not found:
         return None
     edges = list(range(-9, 3))

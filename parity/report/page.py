@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parity.gate import summary
+from parity import tables
 from parity.report import compare, curves, figures
 from parity.report.figures import Picture, Table, number
-from parity.report.inputs import Inputs
+from parity.report.inputs import Inputs, Measured
+from parity.results import Report, Row
+from parity.vocabulary import SEVERITY
 
-Row = Mapping[str, Any]
 SHOWN = 400  # rows of one table: a page of some megabytes helps nobody
 
 
 @dataclass
 class Section:
-    """One part of the page; what is empty is left out."""
+    """One part of the page."""
 
     name: str
     title: str
@@ -32,8 +33,8 @@ class Section:
         return not (self.lines or any(t.rows for t in self.tables) or self.pictures or self.texts)
 
 
-def render(inputs: Inputs, old: Row | None = None) -> str:
-    """The page as one HTML text. `old` is an earlier gate report to mark changes against."""
+def render(inputs: Inputs, parts: Sequence[Section], old: Report | None = None) -> str:
+    """The page as one HTML text, `parts` after its tables. `old` is an earlier gate report to mark changes against."""
     from importlib.resources import files
 
     import jinja2
@@ -48,15 +49,14 @@ def render(inputs: Inputs, old: Row | None = None) -> str:
     )
     environment.filters["svg"] = Markup
     gate = inputs.gate
-    parts = [section for section in sections(inputs, old) if not section.empty]
     return environment.get_template("page.html").render(
-        title="indexer-parity: " + (gate["sentence"] if gate else "report"),
-        verdict=gate["verdict"] if gate else None,
-        sentence=gate["sentence"] if gate else opening(inputs),
+        title="indexer-parity: " + (gate.sentence if gate else "report"),
+        verdict=gate.verdict if gate else None,
+        sentence=gate.sentence if gate else opening(inputs),
         facts=facts(gate) if gate else [],
         matrix=matrix(gate, old) if gate else None,
         checks=checks(gate, old) if gate else [],
-        statuses=[status for status in summary.SEVERITY if gate and any(r["status"] == status for r in gate["rows"])],
+        statuses=[status for status in SEVERITY if gate and any(row.status is status for row in gate.rows)],
         sections=parts,
         style=Markup(environment.loader.get_source(environment, "style.css")[0]),  # type: ignore[union-attr]
         script=Markup(environment.loader.get_source(environment, "script.js")[0]),  # type: ignore[union-attr]
@@ -71,19 +71,19 @@ def opening(inputs: Inputs) -> str:
     return "No gate report was given: measurements without a verdict."
 
 
-def facts(gate: Row) -> list[tuple[str, str]]:
+def facts(gate: Report) -> list[tuple[str, str]]:
     """Where the gate ran, in a line."""
-    found = gate.get("provenance") or {}
+    found = gate.head.get("provenance") or {}
     names = ("device", "architecture", "torch", "triton", "commit")
     named = [(name, str(found[name])) for name in names if found.get(name) is not None]
-    return [*named, *[(name, str(gate[name])) for name in ("profile", "started") if gate.get(name)]]
+    return [*named, *[(name, str(gate.head[name])) for name in ("profile", "started") if gate.head.get(name)]]
 
 
-def matrix(gate: Row, old: Row | None) -> dict[str, Any]:
+def matrix(gate: Report, old: Report | None) -> dict[str, Any]:
     """Implementation x level: {levels, rows: [(name, [cell or None])]}; a cell {status, examples, ratio, was}."""
-    now = summary.cells(gate["rows"])
-    before = summary.cells(old["rows"]) if old else {}
-    levels = sorted({level for _, level in now}, key=summary.rank)
+    now = tables.cells(gate.rows)
+    before = tables.cells(old.rows) if old else {}
+    levels = sorted({level for _, level in now}, key=tables.rank)
     names = list(dict.fromkeys(name for name, _ in now))
 
     def cell(name: str, level: str) -> dict[str, Any] | None:
@@ -95,40 +95,40 @@ def matrix(gate: Row, old: Row | None) -> dict[str, Any]:
         return {
             "status": found.status,
             "examples": f"{found.examples:,}",
-            "ratio": number(found.worst_ratio),
+            "ratio": number(found.ratio),
             "was": (earlier.status if earlier else "absent") if changed else "",
         }
 
     return {"levels": levels, "rows": [(name, [cell(name, level) for level in levels]) for name in names]}
 
 
-def checks(gate: Row, old: Row | None) -> list[dict[str, str]]:
+def checks(gate: Report, old: Report | None) -> list[dict[str, str]]:
     """Every check with its worst ratio and where it was seen, rejections first, then by ratio."""
-    before = {compare.key_of(row): row for row in old["rows"]} if old else {}
+    before = {compare.key_of(row): row for row in old.rows} if old else {}
     rows = sorted(
-        gate["rows"],
+        gate.rows,
         key=lambda row: (
-            summary.SEVERITY.index(row["status"]) if row["status"] in summary.REJECTING else len(summary.SEVERITY),
-            -(figures.finite(row.get("worst_ratio")) or 0),
+            SEVERITY.index(row.status) if row.status.counts_against else len(SEVERITY),
+            -(figures.finite(row.ratio) or 0),
         ),
     )
     found = []
     for row in rows:
         earlier = before.get(compare.key_of(row))
-        was = "" if old is None or (earlier and earlier["status"] == row["status"]) else "new"
+        was = "" if old is None or (earlier and earlier.status is row.status) else "new"
         found.append(
             {
-                "implementation": str(row["implementation"]),
-                "check": f"{row['level']}/{row['check']}",
-                "status": str(row["status"]),
-                "was": str(earlier["status"]) if was and earlier else was,
-                "examples": f"{int(row.get('examples') or 0):,}",
-                "ratio": number(row.get("worst_ratio")),
-                "resolution": number(row.get("resolution")),
+                "implementation": row.implementation,
+                "check": f"{row.level}/{row.check}",
+                "status": str(row.status),
+                "was": str(earlier.status) if was and earlier else was,
+                "examples": f"{row.examples:,}",
+                "ratio": number(row.ratio),
+                "resolution": number(row.resolution),
                 "where": where(row),
-                "case": str(row.get("case") or row.get("worst_case") or ""),
-                "message": str(row.get("message") or ""),
-                "repro": str(row.get("repro") or ""),
+                "case": row.case or row.worst_case,
+                "message": row.text,
+                "repro": row.repro,
             }
         )
     return found
@@ -136,11 +136,11 @@ def checks(gate: Row, old: Row | None) -> list[dict[str, str]]:
 
 def where(row: Row) -> str:
     """Coordinates of the worst cell: request 0, row 3, key 65."""
-    return ", ".join(f"{name} {value}" for name, value in (row.get("where") or {}).items())
+    return ", ".join(f"{name} {value}" for name, value in row.where.items())
 
 
-def sections(inputs: Inputs, old: Row | None) -> list[Section]:
-    """Everything after the verdict and its tables, in the order of the page."""
+def sections(inputs: Inputs, old: Report | None) -> list[Section]:
+    """Everything after the verdict and its tables that is not empty, in the order of the page."""
     gate = inputs.gate
     found = []
     if gate and old:
@@ -148,35 +148,40 @@ def sections(inputs: Inputs, old: Row | None) -> list[Section]:
             Section(
                 "changes",
                 "What changed",
-                lines=[f"Before: {old['sentence']}", f"Now: {gate['sentence']}"],
+                lines=[f"Before: {old.sentence}", f"Now: {gate.sentence}"],
                 tables=[compare.changes(old, gate), compare.provenance(old, gate)],
             )
         )
     if gate:
-        texts = [summary.complaint(row) for row in summary.complaints(gate["rows"])]
+        texts = [tables.rejection(row) for row in tables.rejections(gate.rows)]
         found.append(Section("rejections", "Rejections", texts=texts[:SHOWN]))
-        ratios = figures.histogram(gate["rows"])
+        ratios = figures.histogram(gate.rows)
         found.append(Section("ratios", "Error over bound", pictures=[ratios] if ratios else []))
     found += [explained(report, i) for i, report in enumerate(inputs.all("explain"))]
     found += [swept(report, i) for i, report in enumerate(inputs.all("recall"))]
     found += [
-        Section(f"memory-{i}", "Memory", pictures=[curves.memory(report, f"memory{i}")], tables=[curves.cards(report)])
+        Section(
+            f"memory-{i}",
+            "Memory",
+            pictures=[curves.memory(report, f"memory{i}")],
+            tables=[curves.longest_contexts(report)],
+        )
         for i, report in enumerate(inputs.all("memory"))
     ]
-    found += [told(report, i) for i, report in enumerate(inputs.all("story"))]
-    found += [faults(report, i) for i, report in enumerate(inputs.all("faults"))]
+    found += [narrated(report, i) for i, report in enumerate(inputs.all("story"))]
+    found += [faults(report, i) for i, report in enumerate(inputs.faults)]
     found += [compiled(report, i) for i, report in enumerate(inputs.all("compile"))]
     found += [benched(report, i) for i, report in enumerate(inputs.all("bench"))]
     for i, report in enumerate(inputs.all("store_bench")):
-        tables = [plain(report["large"]), plain(report["small"])]
-        found.append(Section(f"store-bench-{i}", "Benchmark of the store", tables=tables))
+        measured = [plain(report["large"]), plain(report["small"])]
+        found.append(Section(f"store-bench-{i}", "Benchmark of the store", tables=measured))
     if gate:
-        found.append(Section("reasons", "What was not judged, and why", lines=summary.reasons(gate["rows"])))
+        found.append(Section("reasons", "What was not judged, and why", lines=tables.reasons(gate.rows)))
     found.append(origin(inputs))
-    return found
+    return [section for section in found if not section.empty]
 
 
-def explained(report: Row, i: int) -> Section:
+def explained(report: Measured, i: int) -> Section:
     """Shares of the loss, the totals by context, and the map of missed keys."""
     pictures = [curves.shares(report, f"shares{i}"), curves.missed(report, f"missed{i}")]
     table = Table(("tokens", "keys", "recall", "regret"), [])
@@ -193,14 +198,14 @@ def explained(report: Row, i: int) -> Section:
     )
 
 
-def swept(report: Row, i: int) -> Section:
+def swept(report: Measured, i: int) -> Section:
     """Curves of recall and of needles."""
     lines = [report["caveat"]] if report.get("caveat") else []
     return Section(f"recall-{i}", "Recall by context", lines=lines, pictures=curves.recall(report, f"recall{i}"))
 
 
-def told(report: Row, i: int) -> Section:
-    """The story's steps as they were told."""
+def narrated(report: Measured, i: int) -> Section:
+    """The story's steps as the command printed them."""
     texts = [
         "\n".join(
             [
@@ -215,16 +220,17 @@ def told(report: Row, i: int) -> Section:
     return Section(f"story-{i}", "The story", lines=[end], texts=texts)
 
 
-def faults(report: Row, i: int) -> Section:
+def faults(report: Report, i: int) -> Section:
     """Fault models and what caught each."""
-    table = Table(("fault", "stage", "outcome", "killed by", "what it changes"), [])
-    for row in report["rows"][:SHOWN]:
-        kills = ", ".join(dict.fromkeys(f"{kill['level']}/{kill['check']}" for kill in row.get("kills") or []))
-        table.rows.append((str(row.get("id")), str(row.get("stage")), row["outcome"], kills or "-", row["sentence"]))
-    return Section(f"faults-{i}", "Fault models", tables=[table])
+    table = Table(("fault", "step", "outcome", "killed by", "what it changes"), [])
+    for row in report.rows[:SHOWN]:
+        kills = ", ".join(dict.fromkeys(f"{kill.level}/{kill.check}" for kill in row.kills))
+        facts = (cell(row.facts.get(name)) for name in ("step", "outcome"))
+        table.rows.append((row.implementation, *facts, kills or "-", cell(row.facts.get("sentence"))))
+    return Section(f"faults-{i}", "Fault models", lines=[report.sentence], tables=[table])
 
 
-def compiled(report: Row, i: int) -> Section:
+def compiled(report: Measured, i: int) -> Section:
     """The compile gate, failures first."""
     names = ("config", "arch", "status", "registers", "spill_stores", "shared", "shared_limit", "reason")
     rows = sorted(report["rows"], key=lambda row: row["status"] == "passed")
@@ -233,14 +239,14 @@ def compiled(report: Row, i: int) -> Section:
     return Section(f"compile-{i}", "Compile gate", lines=lines, tables=[plain(rows, names)])
 
 
-def benched(report: Row, i: int) -> Section:
-    """Benchmarks against the card's ceilings, and the memory and selection that were measured with them."""
+def benched(report: Measured, i: int) -> Section:
+    """Benchmarks against the GPU's ceilings, and the memory and selection that were measured with them."""
     names = ("name", "layout", "shape", "value", "unit", "milliseconds", "status", "target", "config")
-    tables = [plain(report["rows"], names), plain(report.get("memory") or []), plain(report.get("selection") or [])]
-    return Section(f"bench-{i}", "Benchmarks", tables=tables)
+    more = [plain(report.get(name) or []) for name in ("memory", "selection")]
+    return Section(f"bench-{i}", "Benchmarks", tables=[plain(report["rows"], names), *more])
 
 
-def plain(rows: Sequence[Row], names: Sequence[str] | None = None) -> Table:
+def plain(rows: Sequence[Measured], names: Sequence[str] | None = None) -> Table:
     """Rows of fields as a table; all fields in order of appearance, or those named that any row has."""
     present = list(dict.fromkeys(name for row in rows for name in row))
     chosen = [name for name in (names or present) if name in present]
@@ -258,11 +264,10 @@ def cell(value: Any) -> str:
 
 def origin(inputs: Inputs) -> Section:
     """Provenance of every file."""
-    table = Table(("file", "fact", "value"), [])
-    reports = ([inputs.gate] if inputs.gate else []) + [r for found in inputs.others.values() for r in found]
-    kinds = {"gate": "gate"} if inputs.gate else {}
-    names = [*kinds, *(kind for kind, found in inputs.others.items() for _ in found)]
-    for name, report in zip(names, reports, strict=True):
-        for fact, value in summary.flat(report.get("provenance") or {}):
-            table.rows.append((name, fact, cell(value)))
-    return Section("provenance", "Provenance", tables=[table])
+    found: list[tuple[str, Measured]] = [("gate", inputs.gate.head)] if inputs.gate else []
+    found += [("faults", report.head) for report in inputs.faults]
+    found += [(kind, report) for kind, reports in inputs.measured.items() for report in reports]
+    rows: list[tuple[str, ...]] = [
+        (kind, fact, cell(value)) for kind, head in found for fact, value in tables.flat(head.get("provenance") or {})
+    ]
+    return Section("provenance", "Provenance", tables=[Table(("file", "fact", "value"), rows)])

@@ -1,1 +1,1 @@
-"""Who is asked: the implementations under judgement, the processes and devices they run on, and what a call costs."""
+"""Calling: the implementations under judgement, the processes and devices they run on, and what a call costs."""

@@ -9,18 +9,25 @@ from typing import Any
 
 import torch
 
-CHOICES = ("auto", "cpu", "cuda")
+from parity.vocabulary import DEVICES
 
 
 def resolve(choice: str) -> torch.device:
     """The torch device for auto, cpu or cuda; ValueError for another word, or for cuda where there is none."""
-    if choice not in CHOICES:
-        raise ValueError(f"device: expected one of {', '.join(CHOICES)}, got {choice!r}")
+    if choice not in DEVICES:
+        raise ValueError(f"device: expected one of {', '.join(DEVICES)}, got {choice!r}")
     if choice == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device: cuda was asked for, but torch finds no CUDA device here")
+        raise ValueError("device: cuda was requested, but torch finds no CUDA device here")
     if choice == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def choose(choice: str, required: str | None, option: str = "--device") -> torch.device:
+    """The device of a choice, or the one that is required; ValueError where they contradict or there is none."""
+    if required and choice not in ("auto", required):
+        raise ValueError(f"{required} contradicts {option} {choice}")
+    return resolve(required or choice)
 
 
 def total_memory() -> int:
@@ -71,7 +78,7 @@ def commit() -> str | None:
 
 
 def driver_version() -> str | None:
-    """The NVIDIA driver's version as nvidia-smi gives it, None where it cannot be asked."""
+    """The NVIDIA driver's version as nvidia-smi gives it, None where it cannot be read."""
     try:
         words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         lines = subprocess.run(words, capture_output=True, text=True, check=True, timeout=20).stdout.split()

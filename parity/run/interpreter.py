@@ -147,7 +147,7 @@ def round_fp8(values: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def ordered_product(a: np.ndarray, b: np.ndarray, dtype: Any) -> np.ndarray:
-    """a [..., M, K] @ b [..., K, N] in `dtype`, the order of each sum depending on K alone.
+    """a [..., M, K] @ b [..., K, N] in `dtype`, the order of each sum depending on K only.
 
     A matrix unit computes every element of a tile alike. A BLAS does not: it has other kernels for small matrices and
     edges, so that a row's bits would depend on the rows beside it. Three to seven times slower than one, a small part

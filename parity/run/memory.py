@@ -1,14 +1,18 @@
-"""Peak bytes that a call allocates beyond its inputs and outputs, and the budget that a call is held to."""
+"""Memory: whether a case fits, the peak bytes that a call allocates beyond its inputs and outputs, and its budget."""
 
 import contextlib
+import os
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+
+from parity.vocabulary import TooLarge
 
 WORKSPACE = 256 << 20
 """Bytes that an implementation may use beside inputs and outputs unless its contract names another number."""
@@ -86,3 +90,33 @@ def result_bytes(rows: int, width: int) -> int:
 def gather_bytes(rows: int, pages: int, page_bytes: int) -> int:
     """Bytes of the gather [rows, pages, page_bytes] that the historical path materialises (for comparison)."""
     return rows * pages * page_bytes
+
+
+ALWAYS_FREE = 1 << 28
+"""Bytes that every machine is taken to have: small cases, which are nearly all, do not ask it."""
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes that can be allocated on the device now, None where the operating system does not say."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + cached
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):  # not Linux: what there is in all
+        names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
+        known = getattr(os, "sysconf_names", {})
+        return os.sysconf(names[0]) * os.sysconf(names[1]) if all(name in known for name in names) else None
+
+
+def require(needed: int, device: torch.device) -> None:
+    """TooLarge, in one sentence with both figures, if `needed` bytes are more than the device has free."""
+    if needed <= ALWAYS_FREE:
+        return
+    free = free_bytes(device)
+    if free is not None and needed > free:
+        figures = (
+            f"{needed / 1e9:,.1f} GB, {'the GPU' if device.type == 'cuda' else 'this machine'} has {free / 1e9:,.1f} GB"
+        )
+        raise TooLarge(f"the operands and the result of this case take about {figures} free")

@@ -8,23 +8,16 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
-from parity.ops.paged_logits import case as cases
-from parity.ops.paged_logits import operands as building
 from parity.run import interpreter, memory
-from parity.run.registry import Implementation, resolve_name
-
-LIGHT_PRODUCTS, LIGHT_CELLS, LIGHT_TOKENS, LIGHT_BYTES = 3 << 24, 1 << 18, 512, 1 << 25
-"""Float64 products, logits of a top-k case, tokens stored and bytes of pages, up to which a case is drawn and judged on
-the CPU."""
-
-SENTINEL = -7.0e33
-"""What an `out=` buffer holds before the call: finite, and no logit that a case can produce."""
+from parity.run.implementation import Implementation
+from parity.vocabulary import Grounds
 
 
 @dataclass
@@ -35,17 +28,19 @@ class Outcome:
     error        the call crashed or hung: one sentence
     defect       the call broke the calling convention: shape, dtype or device of the result, inputs written, a wild
                  address
+    grounds      what an error or a defect amounts to, where that is neither a crash nor wrong values
     unsupported  the call cannot be made here, with the reason
-    route        which of our own paths ran (built-ins alone)
+    route        which of our own paths ran (built-ins only)
     peak_bytes   bytes allocated beyond inputs, result included (only when measured); `peak_note` names the largest
     launches     interpreted Triton launches seen; `excess` a grid that no CUDA device accepts
-    variants     keys of what triton compiled during the call (native compilation alone)
+    variants     keys of what triton compiled during the call (native compilation only)
     differing    (run, output) of the first of the repeats that differs from the first run in any bit
     """
 
     output: Any = None
     error: str | None = None
     defect: str | None = None
+    grounds: Grounds | None = None
     unsupported: str | None = None
     route: str | None = None
     peak_bytes: int | None = None
@@ -69,14 +64,14 @@ class Runner(Protocol):
     impl: Implementation
     device: torch.device
 
-    def run(self, case: cases.Case, *, measure: bool = False, repeats: int = 1, dry: bool = False) -> Outcome:
+    def run(self, case: Any, *, measure: bool = False, repeats: int = 1, dry: bool = False) -> Outcome:
         """Call the implementation on the case's operands, `repeats` times on the same operands."""
 
-    def replay(self, wide: cases.Case, narrow: cases.Case) -> Outcome:
+    def replay(self, wide: Any, narrow: Any) -> Outcome:
         """Capture a CUDA graph on one case, replay it on another of the same shapes."""
 
     def companion(self) -> "Runner | None":
-        """The runner of the function that returns the dots of every head (stage "dots"), or None if there is none."""
+        """The runner of the function that shows what this one hides (the dots of every head), or None."""
 
     def close(self) -> None:
         """Give back what the runner holds."""
@@ -99,44 +94,19 @@ def poisoned_allocations() -> Iterator[None]:
             torch.set_deterministic_debug_mode(mode)
 
 
-def arguments(impl: Implementation, operands: Any) -> dict[str, Any]:
-    """Keyword arguments of the calling convention; `schedule_meta` and `out` only if the function names them."""
-    named = dict(operands.kwargs())
-    if impl.stage == "dots":
-        return {name: value for name, value in named.items() if name not in ("weights", "clean_logits")}
-    if "schedule_meta" in impl.parameters:
-        builder = impl.contract.schedule_meta
-        if builder is None:
-            raise ValueError(
-                f"{impl.name} names schedule_meta, but its contract does not say what builds it "
-                "(key schedule_meta = 'module:function')"
-            )
-        # DeepGEMM's own convention: lengths, slots in a page, number of multiprocessors.
-        processors = 1
-        if operands.context_lens.is_cuda:
-            processors = torch.cuda.get_device_properties(operands.context_lens.device).multi_processor_count
-        named["schedule_meta"] = resolve_name(builder)(operands.context_lens, cases.PAGE, processors)
-    # Every second case: both ways of returning have to work.
-    if "out" in impl.parameters and impl.stage == "logits" and operands.case.seed % 2:
-        shape = (operands.case.rows, operands.max_context_len)
-        named["out"] = torch.full(shape, SENTINEL, dtype=torch.float32, device=operands.context_lens.device)
-    return named
+class BrokenConventionError(Exception):
+    """A call that broke the calling convention so that it cannot go on; the message says how."""
 
 
-def inspect(output: Any, operands: Any, stage: str) -> str | None:
-    """The sentence that says how a result breaks the calling convention, or None."""
-    rows, device = operands.case.rows, operands.context_lens.device
-    if stage == "topk":
-        if not (isinstance(output, tuple | list) and len(output) == 2):
-            return f"result: expected (slots, positions), got {_kind(output)}"
-        shape = (rows, operands.k)
-        named = [("slots", output[0], torch.int32, shape), ("positions", output[1], torch.int32, shape)]
-    else:
-        heads = (operands.case.heads,) if stage == "dots" else ()
-        named = [("result", output, torch.float32, (rows, *heads, operands.max_context_len))]
-    for name, value, dtype, shape in named:
-        if not isinstance(value, torch.Tensor):
-            return f"{name}: expected a {dtype} tensor {list(shape)}, got {_kind(value)}"
+Part = tuple[str, Any, torch.dtype, tuple[int, ...]]
+"""Name, value, and the dtype and shape that it should have."""
+
+
+def inspect_tensors(parts: Sequence[Part], device: torch.device) -> str | None:
+    """The sentence that says which of the parts of a result is not the tensor that the convention asks for, or None."""
+    for name, value, dtype, shape in parts:
+        if not isinstance(value, Tensor):
+            return f"{name}: expected a {dtype} tensor {list(shape)}, got {kind_of(value)}"
         if tuple(value.shape) != shape or value.dtype != dtype:
             return f"{name}: expected {dtype} {list(shape)}, got {value.dtype} {list(value.shape)}"
         if value.device != device:
@@ -144,8 +114,9 @@ def inspect(output: Any, operands: Any, stage: str) -> str | None:
     return None
 
 
-def _kind(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
+def kind_of(value: Any) -> str:
+    """What a value is, for messages."""
+    if isinstance(value, Tensor):
         return f"a {value.dtype} tensor {list(value.shape)}"
     return f"a {type(value).__name__}" if value is not None else "None"
 
@@ -154,11 +125,55 @@ def same_bits(a: Any, b: Any) -> bool:
     """Bitwise equality of two results (NaN equals itself, zeros of different sign differ)."""
     if isinstance(a, tuple | list):
         return all(same_bits(x, y) for x, y in zip(a, b, strict=True))
-    return torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
-def _copy(value: Any) -> Any:
-    return tuple(item.clone() for item in value) if isinstance(value, tuple | list) else value.clone()
+def over_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """`value` with every tensor in its tuples and lists changed; None stays None."""
+    if isinstance(value, tuple | list):
+        return tuple(over_tensors(change, each) for each in value)
+    return None if value is None else change(value)
+
+
+def to_device(operands: Any, device: str | torch.device) -> Any:
+    """The same operands (of any operation) on another device: every storage copied as it is, every view laid over its
+    copy.
+
+    The storages are those that the operands name, else their tensors, of which kv_cache is a view of the pool. Of one
+    that the operands call sparse only the rows in use are copied, for its zeros may be mapped and not there.
+    """
+    device = torch.device(device)
+    tensors = {part.name: getattr(operands, part.name) for part in fields(operands)}
+    tensors = {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
+    named = getattr(operands, "storages", None)
+    storages = {name: value for name, value in tensors.items() if name != "kv_cache"} if named is None else named
+    sparse = operands.sparse() if hasattr(operands, "sparse") else {}
+    copies = {
+        name: _rows_in_use(storage, sparse[name], device) if name in sparse else storage.to(device, copy=True)
+        for name, storage in storages.items()
+    }
+    homes = {storage.untyped_storage().data_ptr(): (storage, copies[name]) for name, storage in storages.items()}
+
+    def view(tensor: Tensor) -> Tensor:
+        if tensor.numel() == 0:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+        storage, copy = homes[tensor.untyped_storage().data_ptr()]
+        assert storage.is_contiguous()
+        start = tensor.storage_offset() * tensor.itemsize - storage.storage_offset() * storage.itemsize
+        start += copy.storage_offset() * copy.itemsize
+        home = copy.untyped_storage()
+        empty: Any = torch.empty(0, dtype=tensor.dtype, device=device)
+        return empty.set_(home, start // tensor.itemsize, tensor.shape, tensor.stride())
+
+    views: dict[str, Any] = {name: view(value) for name, value in tensors.items()}
+    return replace(operands, **views, **({} if named is None else {"storages": copies}))
+
+
+def _rows_in_use(table: Tensor, rows: Tensor, device: torch.device) -> Tensor:
+    """A table on the device that holds the given rows (int64) of another, and zeros elsewhere."""
+    copy = torch.zeros(table.shape, dtype=table.dtype, device=device)
+    copy[rows.to(device)] = table[rows].to(device)
+    return copy
 
 
 def sentence(error: BaseException) -> str:
@@ -183,20 +198,20 @@ def execute(
 
     Python exceptions of the function become `error`; a process that dies is the worker's business.
     """
-    if impl.stage == "store":
-        from parity.ops.store.call import execute_store
-
-        return execute_store(impl, function, operands, measure=measure, repeats=repeats)
-    if impl.stage == "compressor":
-        from parity.ops.compressor.call import execute_compressor
-
-        return execute_compressor(impl, function, operands, repeats=repeats)
+    operation = impl.operation
     outcome = Outcome(operands=operands)
-    device = operands.context_lens.device
+    equal = operation.equal or same_bits
     before = operands.snapshot()
     started = time.perf_counter()
+
+    def call(named: dict[str, Any]) -> Any:
+        given = operation.invoke(function, named, operands)
+        if operands.device.type == "cuda":
+            torch.cuda.synchronize(operands.device)
+        return given
+
     try:
-        named = arguments(impl, operands)
+        named = operation.arguments(impl, operands)
         with (
             poisoned_allocations(),
             interpreter.corrected(),
@@ -204,29 +219,33 @@ def execute(
             _compiled_variants() as compiled,
         ):
             if measure:
-                with memory.peak_bytes(device) as peak:
-                    output = function(**named)
+                with memory.peak_bytes(operands.device) as peak:
+                    given = call(named)
                 outcome.peak_bytes, outcome.peak_note = peak.bytes, peak.largest
             else:
-                output = function(**named)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            outcome.defect = inspect(output, operands, impl.stage) or _elsewhere(output, named)
+                given = call(named)
+            output = operation.collect(given, operands)
+            outcome.defect = operation.inspect(output, operands) or _elsewhere(output, named)
+            outcome.grounds = Grounds.FORM if outcome.defect else None
             if repeats > 1 and outcome.defect is None:
                 # A function may hand out one buffer again and again.
-                output = _copy(output)
+                output = over_tensors(Tensor.clone, output)
                 for index in range(1, repeats):
-                    again = function(**(named | arguments(impl, operands)))
-                    if inspect(again, operands, impl.stage) or not same_bits(output, again):
-                        outcome.differing = (index, _copy(again))
+                    operation.restore(operands)
+                    given = call(named | operation.arguments(impl, operands))
+                    again = operation.collect(given, operands)
+                    if operation.inspect(again, operands) or not equal(output, again):
+                        outcome.differing = (index, over_tensors(Tensor.clone, again))
                         break
         outcome.launches = len(watch.launches)
         outcome.excess = next((text for launch in watch.launches if (text := launch.excess())), None)
         outcome.variants = tuple(sorted(compiled))
-    except Exception as error:
+    except Exception as error:  # a user's function may raise anything
         root = interpreter.cause(error)
         if isinstance(root, interpreter.OutOfBounds):
             outcome.defect = f"address out of bounds: {root}"
+        elif isinstance(root, BrokenConventionError):
+            outcome.defect, outcome.grounds = str(root), Grounds.FORM
         else:
             outcome.error = sentence(error)
         outcome.seconds = time.perf_counter() - started
@@ -236,33 +255,8 @@ def execute(
         written = operands.changed(before)
         outcome.defect = f"inputs: the call wrote {', '.join(written)}" if written else None
     if outcome.defect is None:
-        outcome.output = tuple(output) if impl.stage == "topk" else output
+        outcome.output = tuple(output) if isinstance(output, list) else output
     return outcome
-
-
-def light(case: Any) -> bool:
-    """Whether a CPU evaluates the case about as fast as a GPU launches the steps of it."""
-    if case.stage == "topk":
-        return case.rows * case.max_context_len <= LIGHT_CELLS
-    if case.stage == "store":
-        return len(case.ids) <= LIGHT_TOKENS and case.pages * case.page_stride <= LIGHT_BYTES
-    if case.stage != "logits":
-        return False
-    pages = case.spare + sum(-(-max(request, default=0) // cases.PAGE) for request in case.lengths)
-    return (
-        case.rows * case.heads * (case.longest + cases.PAGE) * cases.DIM <= LIGHT_PRODUCTS
-        and pages * case.page_stride <= LIGHT_BYTES
-    )
-
-
-def _on_cpu(value: Any) -> Any:
-    return (
-        tuple(item.cpu() for item in value)
-        if isinstance(value, tuple | list)
-        else value
-        if value is None
-        else value.cpu()
-    )
 
 
 def _elsewhere(output: Any, named: dict[str, Any]) -> str | None:
@@ -293,6 +287,13 @@ def _compiled_variants() -> Iterator[set[str]]:
         knobs.runtime.jit_cache_hook = before
 
 
+def replay(impl: Implementation, function: Callable[..., Any], wide: Any, narrow: Any, device: torch.device) -> Outcome:
+    """A CUDA graph captured on one case and replayed on another, as the operation does it."""
+    if impl.operation.replay is None:
+        return Outcome(unsupported=f"functions of {impl.op} are not captured in CUDA graphs")
+    return impl.operation.replay(impl, function, wide, narrow, device)
+
+
 class InProcess:
     """Runs an implementation whose function lives in this process."""
 
@@ -302,13 +303,12 @@ class InProcess:
         self.impl, self.device = impl, device
 
     def companion(self) -> "Runner | None":
-        """The runner of the function that returns the dots of every head, or None if there is none."""
-        if self.impl.dots is None:
+        """The runner of the function that shows what the first one hides, or None if there is none."""
+        if self.impl.companion is None:
             return None
-        beside = replace(self.impl, stage="dots", function=self.impl.dots, route=None, parameters=frozenset())
-        return InProcess(beside, self.device)
+        return InProcess(self.impl.accompanied(function=self.impl.companion), self.device)
 
-    def run(self, case: cases.Case, *, measure: bool = False, repeats: int = 1, dry: bool = False) -> Outcome:
+    def run(self, case: Any, *, measure: bool = False, repeats: int = 1, dry: bool = False) -> Outcome:
         """Build the case's operands on the device and call the function; see `execute`.
 
         The operands of a small case for a GPU are drawn on the CPU and judged there, for their many small steps would
@@ -316,26 +316,25 @@ class InProcess:
         """
         assert self.impl.function is not None
         drawn = None
-        if self.device.type == "cuda" and light(case):
-            drawn = building.build(case, "cpu")
-            operands = building.moved(drawn, self.device)
+        build = self.impl.operation.build
+        if self.device.type == "cuda" and self.impl.operation.light(case):
+            drawn = build(case, torch.device("cpu"))
+            operands = to_device(drawn, self.device)
         else:
-            operands = building.build(case, self.device)
+            operands = build(case, self.device)
         outcome = execute(self.impl, self.impl.function, operands, measure=measure, repeats=repeats, dry=dry)
         if drawn is not None and not self.impl.contract.dot_verified:
-            outcome.operands, outcome.output = drawn, _on_cpu(outcome.output)
+            outcome.operands, outcome.output = drawn, over_tensors(Tensor.cpu, outcome.output)
             if outcome.differing is not None:
-                outcome.differing = (outcome.differing[0], _on_cpu(outcome.differing[1]))
+                outcome.differing = (outcome.differing[0], over_tensors(Tensor.cpu, outcome.differing[1]))
         if self.impl.route is not None and outcome.error is None:
             outcome.route, wrong = self.impl.route()
             if wrong:
-                outcome.output, outcome.error = None, wrong
+                outcome.output, outcome.error, outcome.grounds = None, wrong, Grounds.ROUTE
         return outcome
 
-    def replay(self, wide: cases.Case, narrow: cases.Case) -> Outcome:
+    def replay(self, wide: Any, narrow: Any) -> Outcome:
         """Graph capture on `wide`, replay on `narrow`'s operands copied into the captured buffers."""
-        from parity.run.graph import replay
-
         assert self.impl.function is not None
         return replay(self.impl, self.impl.function, wide, narrow, self.device)
 

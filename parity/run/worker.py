@@ -10,23 +10,26 @@ import inspect
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from parity.ops.paged_logits import case as cases
-from parity.ops.paged_logits import operands as building
+from parity.domain.contract import Contract
 from parity.run import runner as running
 from parity.run.frames import roomy
-from parity.run.registry import Implementation, SpecError, resolve_name
+from parity.run.implementation import Implementation
+from parity.run.loading import SpecError, resolve_name
+from parity.run.operation import find, parse_case
+from parity.run.processes import ROOT, scratch, search_path
 
 START_SECONDS = 180.0
 """For the child to import torch on a loaded machine; not part of any case's time-out."""
@@ -34,9 +37,11 @@ START_SECONDS = 180.0
 CASE_SECONDS = 60.0
 """Default time-out of one case: enough for kernels that compile at their first call."""
 
+# Our packages come from where they lie here, whatever files of the same names the module path leads to.
 _BOOT = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
-    "from parity.run.worker import serve; serve(*map(int, sys.argv[2:4]))"
+    "import sys, json; sys.path[:] = [sys.argv[1]]; import parity; sys.path[:] = json.loads(sys.argv[2]); "
+    "from parity.run.processes import claim_packages; claim_packages(); "
+    "from parity.run.worker import serve; serve(int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])"
 )
 
 
@@ -57,14 +62,13 @@ class Child:
         if self._process is not None and self._process.poll() is None:
             return
         self.stop()
-        shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self._folder = tempfile.TemporaryDirectory(prefix="parity-", dir=shared)
+        self._folder = tempfile.TemporaryDirectory(prefix="parity-", dir=scratch())
         child_reads, self._send = os.pipe()
         self._receive, child_writes = os.pipe()
         with open(self.log, "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-X", "faulthandler", "-c", _BOOT, json.dumps(search_path())]
-                + [str(child_reads), str(child_writes)],
+                [sys.executable, "-P", "-X", "faulthandler", "-c", _BOOT, str(ROOT), json.dumps(search_path())]
+                + [str(child_reads), str(child_writes), self._folder.name],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -73,7 +77,7 @@ class Child:
             )
         os.close(child_reads)
         os.close(child_writes)
-        self.ask({"op": "hello"}, START_SECONDS)
+        self.ask({"do": "hello"}, START_SECONDS)
 
     @property
     def pid(self) -> int | None:
@@ -137,12 +141,6 @@ class Child:
         return str(Path(self._folder.name) / "result.pt")
 
 
-def search_path() -> list[str]:
-    """This process's module path with the current folder moved to its end."""
-    here = {"", ".", os.getcwd()}
-    return [entry for entry in sys.path if entry not in here] + [os.getcwd()]
-
-
 _shared: Child | None = None
 
 
@@ -160,7 +158,7 @@ def describe(spec: str, timeout: float = 120.0) -> dict[str, Any]:
     child = shared()
     try:
         child.start()
-        answer = child.ask({"op": "describe", "spec": spec}, timeout)
+        answer = child.ask({"do": "describe", "spec": spec}, timeout)
     except WorkerDied as error:
         raise SpecError(f"impl: importing {spec} failed: {error}") from error
     if "problem" in answer:
@@ -181,20 +179,20 @@ class Worker:
         """The runner of the function that the contract names for the dots of every head, or None."""
         if self.impl.contract.dots is None:
             return None
-        return Worker(replace(self.impl, stage="dots", spec=self.impl.contract.dots), self.device, self.timeout)
+        return Worker(self.impl.accompanied(spec=self.impl.contract.dots), self.device, self.timeout)
 
-    def run(self, case: cases.Case, *, measure: bool = False, repeats: int = 1, dry: bool = False) -> running.Outcome:
+    def run(self, case: Any, *, measure: bool = False, repeats: int = 1, dry: bool = False) -> running.Outcome:
         """One case in the child. The operands of the outcome are built here, after the function has answered."""
         outcome = self._ask(
-            {"op": "run", "case": str(case), "measure": measure, "repeats": repeats, "dry": dry}, repeats
+            {"do": "run", "case": str(case), "measure": measure, "repeats": repeats, "dry": dry}, repeats
         )
-        outcome.operands = building.build(case, self.device)
+        outcome.operands = self.impl.operation.build(case, self.device)
         return outcome
 
-    def replay(self, wide: cases.Case, narrow: cases.Case) -> running.Outcome:
+    def replay(self, wide: Any, narrow: Any) -> running.Outcome:
         """CUDA graph captured on one case and replayed on another, in the child."""
-        outcome = self._ask({"op": "replay", "wide": str(wide), "narrow": str(narrow)}, 2)
-        outcome.operands = building.build(narrow, self.device)
+        outcome = self._ask({"do": "replay", "wide": str(wide), "narrow": str(narrow)}, 2)
+        outcome.operands = self.impl.operation.build(narrow, self.device)
         return outcome
 
     def _ask(self, message: dict[str, Any], calls: int) -> running.Outcome:
@@ -204,7 +202,7 @@ class Worker:
             answer = self._child.ask(
                 message
                 | {"spec": self.impl.spec, "device": str(self.device), "path": path}
-                | {"stage": self.impl.stage, "layout": self.impl.layout}
+                | {"op": self.impl.op, "layout": self.impl.layout}
                 | {"schedule_meta": self.impl.contract.schedule_meta},
                 self.timeout + calls,
             )
@@ -229,8 +227,9 @@ class Worker:
 
 
 @roomy
-def serve(read: int, write: int) -> None:
-    """Answer messages until the pipe closes."""
+def serve(read: int, write: int, folder: str) -> None:
+    """Answer messages until the pipe closes: the parent is gone, however it went."""
+    threading.Thread(target=_end_with_parent, args=(read, folder), daemon=True).start()
     with os.fdopen(read, "rb") as incoming:
         for line in incoming:
             message = json.loads(line)
@@ -238,10 +237,24 @@ def serve(read: int, write: int) -> None:
                 answer = _answer(message)
             except BaseException as error:  # also SystemExit: a function that exits must not look like a clean end
                 answer = {"problem": _problem(message, error)}
-                if message["op"] != "describe":
+                if message["do"] != "describe":
                     answer |= {"outcome": _plain(running.Outcome(error=answer["problem"])), "tensors": False}
             os.write(write, json.dumps(answer).encode() + b"\n")
-    os._exit(0)
+    _end(folder)
+
+
+def _end_with_parent(read: int, folder: str) -> None:
+    """Also out of a call that does not return."""
+    closed = select.poll()
+    closed.register(read, 0)  # nothing but that the other side has been closed
+    closed.poll()
+    _end(folder)
+
+
+def _end(folder: str) -> None:
+    """Remove the folder that the parent would have removed, and end the process with what the function has started."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _problem(message: dict[str, Any], error: BaseException) -> str:
@@ -249,17 +262,17 @@ def _problem(message: dict[str, Any], error: BaseException) -> str:
         return str(error)
     if isinstance(error, SystemExit):
         return f"the function called sys.exit({error.code!r})"
-    if message["op"] == "describe":
+    if message["do"] == "describe":
         return f"impl: importing {message['spec']} failed: {running.sentence(error)}"
     return running.sentence(error)
 
 
 def _answer(message: dict[str, Any]) -> dict[str, Any]:
-    if message["op"] == "hello":
+    if message["do"] == "hello":
         return {"pid": os.getpid()}
     function = resolve_name(message["spec"])
     parameters = _parameters(function)
-    if message["op"] == "describe":
+    if message["do"] == "describe":
         contract = getattr(function, "parity_contract", None)
         if contract is not None and not isinstance(contract, dict):
             raise SpecError(
@@ -268,13 +281,11 @@ def _answer(message: dict[str, Any]) -> dict[str, Any]:
         return {"parameters": parameters, "contract": _json_only(contract, message["spec"])}
     impl = _implementation(message, parameters)
     device = torch.device(message["device"])
-    if message["op"] == "replay":
-        from parity.run.graph import replay
-
-        wide, narrow = cases.parse_case(message["wide"]), cases.parse_case(message["narrow"])
-        outcome = replay(impl, function, wide, narrow, device)
+    if message["do"] == "replay":
+        wide, narrow = parse_case(message["wide"]), parse_case(message["narrow"])
+        outcome = running.replay(impl, function, wide, narrow, device)
     else:
-        operands = building.build(cases.parse_case(message["case"]), device)
+        operands = impl.operation.build(parse_case(message["case"]), device)
         options = {key: message[key] for key in ("measure", "repeats", "dry")}
         outcome = running.execute(impl, function, operands, **options)
     tensors = _tensors(outcome)
@@ -288,7 +299,7 @@ def _json_only(contract: Any, spec: str) -> Any:
         return json.loads(json.dumps(contract))
     except TypeError as error:
         raise SpecError(
-            f"impl: parity_contract of {spec} must hold strings, numbers, booleans and lists alone: {error}"
+            f"impl: parity_contract of {spec} must hold only strings, numbers, booleans and lists: {error}"
         ) from error
 
 
@@ -300,13 +311,11 @@ def _parameters(function: Any) -> list[str]:
 
 
 def _implementation(message: dict[str, Any], parameters: list[str]) -> Implementation:
-    from parity.domain.contract import Contract
-
-    stage = "logits" if message["stage"] == "dots" else message["stage"]
-    contract = Contract(layout=message["layout"], stage=stage, schedule_meta=message["schedule_meta"])
+    named = message["op"].partition(".")[0]
+    contract = Contract(layout=message["layout"], op=named, schedule_meta=message["schedule_meta"])
     return Implementation(
         name=message["spec"],
-        stage=message["stage"],
+        op=find(message["op"]).name,
         layout=message["layout"],
         contract=contract,
         parameters=frozenset(parameters),
@@ -322,15 +331,13 @@ def _plain(outcome: running.Outcome) -> dict[str, Any]:
 def _tensors(outcome: running.Outcome) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if outcome.output is not None:
-        found["output"] = _on_host(outcome.output)
+        found["output"] = running.over_tensors(_on_host, outcome.output)
     if outcome.differing is not None:
-        found["run"], found["differing"] = outcome.differing[0], _on_host(outcome.differing[1])
+        found["run"], found["differing"] = outcome.differing[0], running.over_tensors(_on_host, outcome.differing[1])
     return found
 
 
-def _on_host(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return tuple(_on_host(item) for item in value)
+def _on_host(value: torch.Tensor) -> torch.Tensor:
     # Cloned: a view would carry its whole storage into the file.
     return value.detach().cpu().contiguous().clone()
 

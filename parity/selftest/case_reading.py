@@ -1,15 +1,24 @@
-"""What the tests of cases share: a slow, plain reader of what each row sees, and the strategy they draw from."""
+"""What the tests of cases share: a slow, plain reader of what each row sees, the strategy they draw from, and bad
+strings."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from parity.ops.paged_logits.case import LAYOUTS, Case
+from parity.ops.paged_logits.case import Case
 from parity.ops.paged_logits.operands import Operands
 from parity.ops.paged_logits.strategies import paged_cases
+from parity.run.operation import parse_case
+from parity.selftest.helpers import bits
 from reference.pages import byte_pages, read_keys
+
+LAYOUTS = ("bf16", "fp8", "fp4")
+PAYLOAD = {"bf16": 256, "fp8": 128, "fp4": 64}
+"""Bytes of a key's values, written down here a second time."""
 
 
 class Row(NamedTuple):
@@ -19,11 +28,6 @@ class Row(NamedTuple):
     weights: Tensor
     keys: Tensor
     scales: Tensor | None
-
-
-def bits(x: Tensor) -> Tensor:
-    """The bytes of a tensor, for comparisons that see NaN payloads and signs of zero."""
-    return x.contiguous().view(torch.uint8)
 
 
 def slots_of(operands: Operands, row: int) -> Tensor:
@@ -55,10 +59,10 @@ def same_row(left: Row, right: Row) -> bool:
 
 
 def slot_bytes_of(operands: Operands) -> Tensor:
-    """Bytes of every slot of the pool, uint8 [slots, bytes a slot]: its values, then its scale."""
+    """Bytes of every slot of the pool, uint8 [slots, bytes per slot]: its values, then its scale."""
     layout = operands.case.layout
     pages = byte_pages(operands.kv_cache, layout)
-    payload = {"bf16": 256, "fp8": 128, "fp4": 64}[layout]
+    payload = PAYLOAD[layout]
     values = pages[:, : 64 * payload].reshape(-1, payload)
     return torch.cat([values, pages[:, 64 * payload :].reshape(len(values), -1)], 1)
 
@@ -66,3 +70,17 @@ def slot_bytes_of(operands: Operands) -> Tensor:
 def any_paged_case() -> st.SearchStrategy[Case]:
     """Small cases of all layouts, with all that a case can vary."""
     return st.one_of([paged_cases(layout=layout, min_rows=0, max_pages=3) for layout in LAYOUTS])
+
+
+def bad_strings(table: dict[str, str]) -> Callable[[str], None]:
+    """A test per string of the table: it is refused in one short sentence that contains the words beside it."""
+
+    @pytest.mark.parametrize("text", table)
+    def test(text: str) -> None:
+        with pytest.raises(ValueError) as caught:
+            parse_case(text)
+        message = str(caught.value)
+        assert table[text] in message
+        assert "\n" not in message and len(message) < 260
+
+    return test

@@ -4,17 +4,14 @@ They follow the calling convention, import nothing of this repository, and are h
 by `path/to/faulty.py:name`. A fault changes one step of `_logits`.
 """
 
-import itertools
 import os
 import signal
 import sys
 import time
-from collections import namedtuple
 
 import torch
 
 PAGE, DIM = 64, 128
-Call = namedtuple("Call", "q kv_cache weights context_lens block_table max_context_len clean_logits")
 
 
 def _keys(kv_cache, table_row, length, *, page=lambda page, logical: page):
@@ -36,25 +33,31 @@ def _same(x):
 
 
 def _logits(
-    call,
+    q,
+    kv_cache,
+    weights,
+    context_lens,
+    block_table,
+    max_context_len,
+    clean_logits,
     *,
     keys=_keys,
     scales=_same,
     dot=_same,
     relu=torch.relu,
     weight=_same,
+    length=_same,
     table=lambda table, b: table[b],
     row=lambda values, row, n: values,
     tail=float("-inf"),
 ):
-    q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits = call
     requests, next_n, _, _ = q.shape
     out = torch.empty(requests * next_n, max_context_len)
     if clean_logits and tail is not None:
         out.fill_(tail)
     for b in range(requests):
         for i in range(next_n):
-            n = int(context_lens[b, i])
+            n = length(int(context_lens[b, i]))
             k, s = keys(kv_cache, table(block_table, b).clamp(0, kv_cache.shape[0] - 1), n)
             dots = dot(q[b, i].float() @ k.T)
             w = weight(weights[b * next_n + i])
@@ -62,22 +65,20 @@ def _logits(
     return out
 
 
-def _function(body):
-    """A logits function by the calling convention that returns what `body` makes of the call."""
-
-    def function(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits):
-        return body(Call(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits))
-
-    return function
-
-
-def _make(**change):
-    return _function(lambda call: _logits(call, **change))
+def correct(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits):
+    return _logits(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits)
 
 
 def correct_out(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits, out=None):
-    found = correct(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits)
+    found = _logits(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits)
     return found if out is None else out.copy_(found)
+
+
+def _make(**change):
+    def function(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits):
+        return _logits(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits, **change)
+
+    return function
 
 
 def _bf16(x):
@@ -89,7 +90,6 @@ def _stale(pages, logical):
     return torch.where((logical > 0) & (logical == logical.max()), pages[0], pages)
 
 
-correct = _make()
 stale_page = _make(keys=lambda kv, t, n: _keys(kv, t, n, page=_stale) if n else _keys(kv, t, n))
 neighbours_scale = _make(scales=lambda s: s.roll(1))
 one_key_of_1024 = _make(row=lambda x, row, n: torch.where(torch.arange(n) % 1024 == 700, x.roll(1), x))
@@ -118,72 +118,78 @@ def _fp8_keys(kv_cache, table_row, length):
 fp8_keys = _make(keys=_fp8_keys)
 
 
-@_function
-def length_of_row_0(call):
-    lens = call.context_lens
-    return _logits(call._replace(context_lens=lens.flatten()[:1].expand(lens.shape) if lens.numel() else lens))
+def length_of_row_0(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits):
+    same = context_lens.flatten()[:1].expand(context_lens.shape) if context_lens.numel() else context_lens
+    return _logits(q, kv_cache, weights, same, block_table, max_context_len, clean_logits)
 
 
-_calls = itertools.count()
+_calls = 0
 
 
-@_function
-def nondeterministic(call):
-    found = _logits(call)
-    return found if next(_calls) % 2 else torch.nextafter(found, found + 1)
+def nondeterministic(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits):
+    global _calls
+    _calls += 1
+    found = _logits(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits)
+    return torch.nextafter(found, found + 1) if _calls % 2 else found
 
 
-@_function
-def gathers(call):
+def gathers(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits):
     """Correct, but first gathers every row's pages."""
-    if call.block_table.shape[1]:
-        pages = call.block_table.clamp(0, call.kv_cache.shape[0] - 1)
-        call.kv_cache[pages.repeat_interleave(call.q.shape[1], 0).long()].clone()
-    return _logits(call)
+    if block_table.shape[1]:
+        kv_cache[block_table.clamp(0, kv_cache.shape[0] - 1).repeat_interleave(q.shape[1], 0).long()].clone()
+    return _logits(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits)
 
 
-@_function
-def writes_inputs(call):
-    call.weights.mul_(1.0 + 2.0**-20)
-    return _logits(call)
+def writes_inputs(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits):
+    weights.mul_(1.0 + 2.0**-20)
+    return _logits(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits)
 
 
-wrong_shape = _function(lambda call: torch.zeros(call.weights.shape[0], call.max_context_len + 1))
-wrong_dtype = _function(lambda call: torch.zeros(call.weights.shape[0], call.max_context_len, dtype=torch.float64))
-returns_none = _function(lambda call: None)
-exits = _function(lambda call: sys.exit(3))
-hangs = _function(lambda call: time.sleep(3600))
+def wrong_shape(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits):
+    return torch.zeros(weights.shape[0], max_context_len + 1)
 
 
-@_function
-def raises(call):
+def wrong_dtype(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits):
+    return torch.zeros(weights.shape[0], max_context_len, dtype=torch.float64)
+
+
+def returns_none(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits):
+    return None
+
+
+def raises(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits):
     raise RuntimeError("no luck today")
 
 
-@_function
-def leaves(call):
+def exits(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits):
+    sys.exit(3)
+
+
+def leaves(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits):
     print("last words")
     sys.stdout.flush()
     os._exit(7)
 
 
-@_function
-def segfaults(call):
+def segfaults(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits):
     os.kill(os.getpid(), signal.SIGSEGV)
     time.sleep(60)
 
 
-@_function
-def chatty(call):
+def hangs(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits):
+    time.sleep(3600)
+
+
+def chatty(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits):
     """Correct, prints a lot, and reads stdin."""
     print("noise " * 1000)
     print(sys.stdin.read(), file=sys.stderr)
-    return _logits(call)
+    return _logits(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits)
 
 
 def needs_meta(q, kv_cache, weights, context_lens, block_table, schedule_meta, max_context_len, clean_logits):
     assert schedule_meta.shape == (context_lens.numel() + 1,)
-    return correct(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits)
+    return _logits(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits)
 
 
 def build_meta(context_lens, page, processors):
@@ -218,16 +224,31 @@ def _order(scores, n):
     return torch.sort(scores[:n], descending=True, stable=True).indices
 
 
-def _selects(**change):
-    def function(logits, context_lens, block_table, k):
-        return _topk(logits, context_lens, block_table, k, **change)
-
-    function.parity_contract = {"layout": "bf16", "stage": "topk"}  # type: ignore[attr-defined]
-    return function
+def topk_correct(logits, context_lens, block_table, k):
+    return _topk(logits, context_lens, block_table, k)
 
 
-topk_correct = _selects()
-topk_ignores_length = _selects(pick=lambda scores, n: _order(scores, len(scores)).clamp(max=max(0, n - 1)))
-topk_half_precision = _selects(pick=lambda scores, n: _order(scores.half(), n))
-topk_pads_zero = _selects(fill=0)
-topk_row_0_table = _selects(slot=lambda table, b, order: table[0, order // PAGE] * PAGE + order % PAGE)
+def topk_ignores_length(logits, context_lens, block_table, k):
+    return _topk(
+        *(logits, context_lens, block_table, k),
+        pick=lambda scores, n: torch.sort(scores[: len(scores)], descending=True).indices.clamp(max=max(0, n - 1)),
+    )
+
+
+def topk_half_precision(logits, context_lens, block_table, k):
+    return _topk(logits, context_lens, block_table, k, pick=lambda scores, n: _order(scores.half(), n))
+
+
+def topk_pads_zero(logits, context_lens, block_table, k):
+    return _topk(logits, context_lens, block_table, k, fill=0)
+
+
+def topk_row_0_table(logits, context_lens, block_table, k):
+    return _topk(
+        *(logits, context_lens, block_table, k),
+        slot=lambda table, b, order: table[0, order // PAGE] * PAGE + order % PAGE,
+    )
+
+
+for _function in (topk_correct, topk_ignores_length, topk_half_precision, topk_pads_zero, topk_row_0_table):
+    _function.parity_contract = {"op": "topk"}  # type: ignore[attr-defined]

@@ -1,10 +1,12 @@
 """What self-tests of several rooms share: places, tables of mistakes and their sentences, Python in a new process."""
 
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -48,3 +50,26 @@ def python(code: str, **environment: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], env=kept, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def tool(name: str) -> ModuleType:
+    """A script of `tools/` as a module; tests of it are skipped where there is no checkout."""
+    path = ROOT / "tools" / f"{name}.py"
+    if not path.is_file():
+        pytest.skip("not run: tools/ belongs to a checkout", allow_module_level=True)
+    spec = importlib.util.spec_from_file_location(f"tools_{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def exit_code(words: list[str]) -> int:
+    """How `parity` ends with these words, whether the parser or the command ends it."""
+    from parity.cli.main import main
+
+    try:
+        return main(words)
+    except SystemExit as end:
+        return int(end.code or 0)

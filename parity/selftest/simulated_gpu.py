@@ -11,7 +11,7 @@ from parity.domain.contract import Contract
 from parity.numerics.arithmetic import Grouped, named_model
 from parity.numerics.blocks import Expected, blocks
 from parity.numerics.headsum import HeadSum, predicted_dots, predicted_logits, recorded_order
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
 
 RULE = named_model("sm_90 e4m3").arithmetic
 IMPRECISE = named_model("sm_90 e4m3 imprecise 32").arithmetic
@@ -44,7 +44,7 @@ def logits_function(model: Grouped = RULE, order: Any = order_for, weigh: Any = 
 
 
 def dots_function(model: Grouped = RULE) -> Any:
-    """A function of stage "dots"."""
+    """The companion of a logits function: the dots of every head."""
 
     def dots(q, kv_cache, context_lens, block_table, max_context_len):
         given = types.SimpleNamespace(
@@ -66,7 +66,7 @@ def dots_function(model: Grouped = RULE) -> Any:
 
 
 def simulated(**changes: Any) -> Implementation:
-    """Our fp8 kernel on a card whose rule is verified."""
+    """Our fp8 kernel on a GPU whose rule is verified."""
     contract = Contract.default("fp8", "cuda", capability=(9, 0)).verified()
-    fields = {"function": logits_function(), "dots": dots_function(), "kernel": "triton", "contract": contract}
-    return Implementation(**{"name": "card", "stage": "logits", "layout": "fp8", **fields, **changes})
+    fields = {"function": logits_function(), "companion": dots_function(), "kernel": "triton", "contract": contract}
+    return Implementation(**{"name": "gpu", "op": "paged_logits", "layout": "fp8", **fields, **changes})

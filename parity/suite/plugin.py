@@ -1,4 +1,4 @@
-"""pytest's face of the suite: options, the decision on Triton's interpreter, one test a check, table and JSON file.
+"""pytest's face of the suite: options, the decision on Triton's interpreter, one test per check, table and JSON file.
 
 Does nothing, and imports nothing heavy, unless a `--parity-...` option is given or `parity.suite` is to be collected.
 """
@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from parity import tables
+from parity.command import write_json
+from parity.results import Report, Row
+from parity.vocabulary import ARITHMETIC, DEVICES, LEVELS, PROFILES, USAGE, Grounds, Status
+
 SUITE = Path(__file__).resolve().parents[1] / "suite"
-STAGES = ("logits", "topk", "store", "compressor")
 ROW = "parity"  # name of the user property that carries a row from a worker to the controller
-NOTHING_JUDGED = 2
 
 SESSION: pytest.StashKey[Any] = pytest.StashKey()
 TOTAL: pytest.StashKey[float] = pytest.StashKey()
@@ -27,27 +31,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     def option(name: str, metavar: str, text: str, **more: Any) -> None:
         group.addoption(f"--parity-{name}", metavar=metavar, help=text, **more)
 
-    option("impl", "SPEC", "judge this alone: a built-in name, module:function or path/to/file.py:function")
-    option("layout", "LAYOUT", "layout of its pages: bf16, fp8 or fp4", choices=("bf16", "fp8", "fp4"))
-    option("stage", "STAGE", "what it computes: logits (default), topk, store, compressor", choices=STAGES)
+    option("impl", "SPEC", "judge only this: a built-in name, module:function or path/to/file.py:function")
+    option("layout", "LAYOUT", "layout of its pages (parity list)")
+    option("op", "OPERATION", "what it computes (default: paged_logits; parity list)")
     option("contract", "FILE", "TOML file with what it promises")
-    option("device", "DEVICE", "auto (default), cpu or cuda", choices=("auto", "cpu", "cuda"))
-    option("require-device", "DEVICE", "refuse to run without it: cpu or cuda", choices=("cpu", "cuda"))
-    profiles = ("smoke", "ci", "nightly", "debug")
-    option("profile", "NAME", "how much is drawn: smoke, ci (default), nightly or debug", choices=profiles)
+    option("device", "DEVICE", "auto (default), cpu or cuda", choices=DEVICES)
+    option("require-device", "DEVICE", "refuse to run without it: cpu or cuda", choices=DEVICES[1:])
+    option("profile", "NAME", "how much is drawn: smoke, ci (default), nightly or debug", choices=tuple(PROFILES))
     option("seed", "N", "seed of the cases (default: 0; random in nightly)", type=int)
     option("seconds", "S", "time for drawing cases in the whole session; checks get their shares of it", type=float)
     option("examples", "N", "examples for each implementation and level", type=int)
-    option(
-        "arithmetic",
-        "MODE",
-        "auto (default): dots are exact where the card confirms a model; bound: never",
-        choices=("auto", "bound"),
-    )
+    dots = "auto (default): dots are exact where the GPU confirms a model; bound: never"
+    option("arithmetic", "MODE", dots, choices=ARITHMETIC)
     option("json", "FILE", "write what every check found to this file")
 
 
-def asked(config: pytest.Config, options: Any) -> bool:
+def concerned(config: pytest.Config, options: Any) -> bool:
     """Whether this pytest run concerns parity at all."""
     if any(name.startswith("parity_") and value is not None for name, value in vars(options).items()):
         return True
@@ -65,19 +64,20 @@ def _holds_suite(config: pytest.Config, word: str) -> bool:
 
 
 def _prepare(options: Any) -> None:
-    from parity.run import interpreter
+    from parity.run import interpreter, processes
 
+    processes.claim_packages()
     interpreter.prepare(options.parity_require_device or options.parity_device or "auto")
 
 
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     # Before any conftest or test module can import triton, which decides on interpretation once and for all.
-    if asked(early_config, early_config.known_args_namespace):
+    if concerned(early_config, early_config.known_args_namespace):
         _prepare(early_config.known_args_namespace)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not asked(config, config.option) or config.option.help:
+    if not concerned(config, config.option) or config.option.help:
         return
     _prepare(config.option)  # again, for a plugin that a conftest has loaded only now
     config.stash[SESSION] = _open(config)
@@ -89,12 +89,9 @@ def _open(config: pytest.Config) -> Any:
     from parity.domain.profiles import profile
     from parity.run import device
     from parity.suite.session import open_session
-    from parity.tensorcore.verification import Examined
+    from parity.tensorcore.verification import Verification
 
     options = config.option
-    required, chosen = options.parity_require_device, options.parity_device or "auto"
-    if required and chosen not in ("auto", required):
-        raise pytest.UsageError(f"--parity-require-device {required} contradicts --parity-device {chosen}")
     path = options.parity_json
     if path and not Path(path).resolve().parent.is_dir():
         raise pytest.UsageError(f"--parity-json {path}: its folder does not exist")
@@ -103,9 +100,9 @@ def _open(config: pytest.Config) -> Any:
         return open_session(
             impl=options.parity_impl,
             layout=options.parity_layout,
-            stage=options.parity_stage,
+            op=options.parity_op,
             contract=options.parity_contract,
-            device=device.resolve(required or chosen),
+            device=device.choose(options.parity_device or "auto", options.parity_require_device, "--parity-device"),
             profile=profile(
                 options.parity_profile or "ci",
                 seed=worker.get("parity_seed", options.parity_seed),
@@ -114,7 +111,7 @@ def _open(config: pytest.Config) -> Any:
             ),
             clock=_clock(options.parity_seconds, worker.get("parity_clock", {})),
             arithmetic=options.parity_arithmetic or "auto",
-            examined=Examined.from_dict(worker["parity_examined"]) if "parity_examined" in worker else None,
+            examined=Verification.from_dict(worker["parity_examined"]) if "parity_examined" in worker else None,
         )
     except ValueError as error:
         raise pytest.UsageError(f"parity: {error}") from error
@@ -131,8 +128,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "parity_pair" not in metafunc.fixturenames:
         return
     if SESSION not in metafunc.config.stash:
-        raise pytest.UsageError("parity: the suite is collected without having been asked for; name --parity-impl")
-    pairs = metafunc.config.stash[SESSION].pairs(metafunc.function.__name__.removeprefix("test_"))
+        raise pytest.UsageError("parity: the suite is collected, but no option or path named it; name --parity-impl")
+    pairs = metafunc.config.stash[SESSION].pairs([metafunc.function.__name__.removeprefix("test_")])
     metafunc.parametrize("parity_pair", pairs, ids=[f"{impl.short}-{check.name}" for impl, check in pairs])
 
 
@@ -143,11 +140,11 @@ def parity_judge(request: pytest.FixtureRequest, parity_pair: Any) -> Any:
     def judge() -> None:
         impl, check = parity_pair
         row = request.config.stash[SESSION].judge(impl, check, _total(request.session))
-        request.node.user_properties.append((ROW, json.dumps(row)))
-        if row["status"] in ("failed", "error", "vacuous"):
-            pytest.fail(f"{check.id} {row['status']}: {row['message']}", pytrace=False)
-        if row["status"] in ("unsupported", "not run"):
-            pytest.skip(f"{row['status']}: {row['message']}")
+        request.node.user_properties.append((ROW, json.dumps(row.to_json())))
+        if row.status.counts_against:
+            pytest.fail(f"{check.id} {row.status}: {row.text}", pytrace=False)
+        if not row.status.judged:
+            pytest.skip(f"{row.status}: {row.text}")
 
     return judge
 
@@ -156,8 +153,7 @@ def _total(session: pytest.Session) -> float:
     """What the checks that were collected weigh, those that cannot run here apart."""
     if TOTAL not in session.config.stash:
         pairs = [pair for item in session.items if (pair := _pair(item)) is not None]
-        device = session.config.stash[SESSION].device
-        session.config.stash[TOTAL] = sum(check.weight(impl, device) for impl, check in pairs if not impl.absent)
+        session.config.stash[TOTAL] = session.config.stash[SESSION].weight(pairs)
     return session.config.stash[TOTAL]
 
 
@@ -167,14 +163,13 @@ def _pair(item: pytest.Item) -> Any:
 
 
 class Reporter:
-    """Registered only when parity is asked for: collects rows where pytest reports, prints the table, writes JSON."""
+    """Registered where this run concerns parity: collects rows where pytest reports, prints the table, writes JSON."""
 
     def __init__(self, config: pytest.Config) -> None:
-        from parity.suite.session import Record
-
         self.config = config
         self.session = config.stash[SESSION]
-        self.record = Record()
+        self.rows: list[Row] = []
+        self.started = time.time()
         self.reports_here = not hasattr(config, "workerinput")
         self.folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -183,7 +178,7 @@ class Reporter:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """xdist: every worker draws with the seed that the header names, and the card is asked once."""
+        """xdist: every worker draws with the seed that the header names, and the GPU's models are verified once."""
         node.workerinput["parity_seed"] = self.session.profile.seed
         node.workerinput["parity_examined"] = self.session.arithmetic.as_dict()
         if self.session.clock is not None:
@@ -197,22 +192,21 @@ class Reporter:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not self.reports_here or (report.when != "call" and not report.failed):
             return
-        rows = [json.loads(str(value)) for name, value in report.user_properties if name == ROW]
-        self.record.add(rows if report.when == "call" else [])
+        rows = [Row.from_json(json.loads(str(value))) for name, value in report.user_properties if name == ROW]
+        self.rows += rows if report.when == "call" else []
         if not rows and report.failed:
             self._lost(report)
 
     def _lost(self, report: pytest.TestReport) -> None:
         """A test of ours that failed without a row: its process died, or the framework itself broke."""
-        from parity.ops.check import LEVELS
-        from parity.suite.session import crashed
-
         place, bracket, rest = report.nodeid.partition("[")
         level = place.rpartition("::test_")[2]
         if bracket and level in LEVELS:
             short, _, check = rest.rstrip("]").rpartition("-")
             names = [impl.name for impl in self.session.implementations.values() if impl.short == short]
-            self.record.add([crashed((names or [short])[0], level, check, str(report.longrepr)[-2000:])])
+            message = str(report.longrepr)[-2000:]
+            name = (names or [short])[0]
+            self.rows.append(Row(name, level, check, Status.ERROR, message=message, grounds=Grounds.CRASH))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -221,22 +215,20 @@ class Reporter:
             self.folder.cleanup()
         if not self.reports_here:
             return
-        rows = self.record.rows
-        if rows and exitstatus == 0 and all(row["status"] in ("not run", "unsupported") for row in rows):
-            session.exitstatus = NOTHING_JUDGED  # must not look like success
+        if self.rows and exitstatus == 0 and not any(row.status.judged for row in self.rows):
+            session.exitstatus = USAGE  # nothing was judged, which must not look like success
         if self.config.option.parity_json:
-            from parity import command
-            from parity.gate import summary
+            write_json(self.config.option.parity_json, self.report().to_json())
 
-            head = {"kind": summary.KIND, "format": summary.FORMAT, **self.session.describe()}
-            command.write_json(self.config.option.parity_json, self.record.report(head))
+    def report(self) -> Report:
+        """What was found, under the session's head."""
+        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started))
+        head = {**self.session.describe(), "started": started, "duration": round(time.time() - self.started, 1)}
+        return Report(tuple(self.rows), head=head)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if not self.record.rows:
+        if not self.rows:
             return
-        from parity.gate import summary
-
         terminalreporter.section("parity")
-        for line in (summary.table(self.record.rows), *summary.reasons(self.record.rows)):
+        for line in (tables.table(self.rows), *tables.reasons(self.rows), self.report().sentence):
             terminalreporter.write_line(line)
-        terminalreporter.write_line(summary.verdict(self.record.rows)[2])

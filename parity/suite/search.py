@@ -4,17 +4,18 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hypothesis import find
 from hypothesis.database import ExampleDatabase
 from hypothesis.errors import NoSuchExample
 
 from parity.domain.profiles import Profile
+from parity.domain.reducer import reduce_case
 from parity.ops.check import LEAST, Check, examples_of
-from parity.ops.paged_logits.case import Case, parse_case
-from parity.ops.shared.reducer import reduce_case
 from parity.results import Status, Verdict, merge
 from parity.run.frames import roomy
+from parity.run.operation import parse_case
 from parity.run.runner import Runner
 
 BAD = (Status.FAILED, Status.ERROR)
@@ -46,7 +47,7 @@ def run_check(
     profile: Profile,
     *,
     seconds: float | None = None,
-    note: Callable[[Case, Verdict], None] | None = None,
+    note: Callable[[Any, Verdict], None] | None = None,
 ) -> Finding:
     """Draw the check's cases until one fails, the examples are used up, or `seconds` have passed.
 
@@ -60,11 +61,11 @@ def run_check(
     strategy = check.strategy(impl, profile, runner.device)
     verdicts: list[Verdict] = []
     memory: dict[str, bool] = {}
-    bad: list[tuple[Case, Verdict]] = []
+    bad: list[tuple[Any, Verdict]] = []
     limit = started + seconds if seconds is not None else None
     wanted = examples_of(check, profile.examples, impl, runner.device)
 
-    def fails(case: Case) -> bool:
+    def fails(case: Any) -> bool:
         key = str(case)
         if key in memory:
             return memory[key]
@@ -88,7 +89,7 @@ def run_check(
 
     deadline: list[float] = []
 
-    def condition(case: Case) -> bool:
+    def condition(case: Any) -> bool:
         if bad and not deadline:
             deadline.append(time.monotonic() + profile.shrink_seconds)
         if deadline and time.monotonic() > deadline[0]:
@@ -97,7 +98,7 @@ def run_check(
 
     key, store = "/".join((impl.name, check.level, check.name)).encode(), profile.store()
     with contextlib.suppress(NoSuchExample, _Stop):
-        if store is not None and _replay(store, key, check, fails):
+        if store is not None and _replay(store, key, impl.op, check, fails):
             raise _Stop
         find(
             strategy,
@@ -110,39 +111,34 @@ def run_check(
     if not bad:
         worst = max((v for v in verdicts if v.ratio is not None), key=lambda v: v.ratio or 0.0, default=None)
         return Finding(
-            merge(verdicts, impl.contract),
+            merge(verdicts, impl.contract.coarse),
             len(verdicts),
             worst.case if worst is not None else "",
             time.monotonic() - started,
         )
     first = str(bad[0][0])
-    case, final = min(bad, key=lambda pair: _size(pair[0]))
+    case, final = min(bad, key=lambda pair: pair[0].size)
     if final.status is Status.FAILED and check.shrinks:
         limit, deadline[:] = None, [time.monotonic() + profile.shrink_seconds]
         with contextlib.suppress(_Stop):
-            reduce_case(case, condition, profile.reduce_calls)
+            (impl.operation.reduce or reduce_case)(case, condition, profile.reduce_calls)
         case, final = bad[-1]  # every success of the reducer is a smaller case than the one before
     if store is not None:
         store.save(key, str(case).encode())
-    total = merge(verdicts, impl.contract)
+    total = merge(verdicts, impl.contract.coarse)
     return Finding(
         replace(final, resolution=total.resolution), len(verdicts), final.case, time.monotonic() - started, first
     )
 
 
-def _replay(store: ExampleDatabase, key: bytes, check: Check, fails: Callable[[Case], bool]) -> bool:
+def _replay(store: ExampleDatabase, key: bytes, op: str, check: Check, fails: Callable[[Any], bool]) -> bool:
     """Whether a case that failed before still fails; those that do not, or that nobody can read now, are dropped."""
     for text in sorted(store.fetch(key), key=len):
         try:
             case = parse_case(text.decode())
         except ValueError:  # written by a version with other case strings
             case = None
-        if case is not None and check.accepts(case) and fails(case):
+        if case is not None and case.op == op and check.accepts(case) and fails(case):
             return True
         store.delete(key, text)
     return False
-
-
-def _size(case: Case) -> tuple[int, int, int, int]:
-    lengths = [length for request in case.lengths for length in request]
-    return (len(lengths), sum(-(-length // 64) for length in lengths), sum(lengths), len(str(case)))

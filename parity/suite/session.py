@@ -1,29 +1,24 @@
-"""One session of the suite: who is judged under which profile, and the record of what each check found.
+"""One session of the suite: who is judged under which profile, in whichever process it lives."""
 
-`Session` runs checks in whichever process it lives; `Record` collects their rows in the process that reports, so that
-the same code serves one process and pytest-xdist. The rows' fields are those that `parity gate --json` documents.
-"""
-
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from parity.domain.profiles import Profile
-from parity.ops.check import Check, all_checks
-from parity.results import Status
+from parity.ops.check import Check, checks_of
+from parity.results import Row, Verdict
 from parity.run import registry
 from parity.run.device import architecture, provenance
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
+from parity.run.loading import SpecError
 from parity.run.runner import Runner
 from parity.run.worker import runner_for
 from parity.suite.clock import Clock
 from parity.suite.search import Finding, run_check
-from parity.tensorcore.verification import Examined, examine, sharpened
-
-Row = dict[str, Any]
+from parity.tensorcore.verification import Verification, verify_models, with_verified_dot
+from parity.vocabulary import LEVELS, Status
 
 
 @dataclass
@@ -34,16 +29,16 @@ class Session:
     device: torch.device
     profile: Profile
     clock: Clock | None = None
-    arithmetic: Examined = field(default_factory=Examined)
+    arithmetic: Verification = field(default_factory=Verification)
     _runners: dict[str, Runner] = field(default_factory=dict)
 
-    def pairs(self, level: str) -> list[tuple[Implementation, Check]]:
-        """What is to be judged at a level: every check of each implementation's stage."""
-        return [
-            (impl, check)
-            for impl in self.implementations.values()
-            for check in all_checks(levels=[level], stage=impl.stage)
-        ]
+    def pairs(self, levels: Sequence[str] = LEVELS) -> list[tuple[Implementation, Check]]:
+        """What is to be judged at these levels: every check of each implementation's operation."""
+        return [(impl, check) for impl in self.implementations.values() for check in checks_of(impl.operation, levels)]
+
+    def weight(self, pairs: Iterable[tuple[Implementation, Check]]) -> float:
+        """What these pairs weigh together in a time budget, without those that cannot run here."""
+        return sum(check.weight(impl, self.device) for impl, check in pairs if not impl.absent)
 
     def runner(self, impl: Implementation) -> Runner:
         """The runner of an implementation, one a session."""
@@ -75,9 +70,9 @@ class Session:
             how = "in process" if impl.function is not None else "in a worker process"
             route = f", route {impl.kernel}" if impl.route is not None else ""
             where = f"not here: {impl.absent}" if impl.absent else how
-            contract = f"{impl.layout}, " if impl.stage != "topk" else ""
-            dot = f"dot {impl.contract.describe_dot()}, " if impl.stage == "logits" else ""
-            lines.append(f"parity: {impl.name}: {impl.stage}, {contract}{dot}{where}{route}")
+            dot = impl.arithmetic and f"dot {impl.arithmetic}"
+            words = [impl.op, impl.layout, dot, f"{where}{route}"]
+            lines.append(f"parity: {impl.name}: {', '.join(word for word in words if word)}")
         return lines
 
     def describe(self) -> dict[str, Any]:
@@ -90,9 +85,9 @@ class Session:
             "arithmetic": self.arithmetic.as_dict(),
             "implementations": {
                 impl.name: {
-                    "stage": impl.stage,
-                    "layout": impl.layout if impl.stage != "topk" else None,
-                    "dot": impl.contract.describe_dot() if impl.stage == "logits" else None,
+                    "op": impl.op,
+                    "layout": impl.layout or None,
+                    "dot": impl.arithmetic,
                     "absent": impl.absent,
                 }
                 for impl in self.implementations.values()
@@ -108,8 +103,6 @@ class Session:
 
 def absent(impl: Implementation, check: Check) -> Finding:
     """The finding on an implementation that cannot run here."""
-    from parity.results import Verdict
-
     return Finding(Verdict(Status.NOT_RUN, check.level, check.name, message=impl.absent or "absent"), 0)
 
 
@@ -117,15 +110,15 @@ def open_session(
     *,
     impl: str | None,
     layout: str | None,
-    stage: str | None,
+    op: str | None,
     contract: str | None,
     device: torch.device,
     profile: Profile,
     clock: Clock | None = None,
     arithmetic: str = "auto",
-    examined: Examined | None = None,
+    examined: Verification | None = None,
 ) -> Session:
-    """A session for one named implementation, or for the built-in ones that layout and stage leave.
+    """A session for one named implementation, or for the built-in ones that layout and operation leave.
 
     clock: shares out the time, where it is limited. arithmetic: "auto" asks a CUDA device once which models its dots
     follow, "bound" does not; examined: what another process of the same session has found out already.
@@ -133,80 +126,30 @@ def open_session(
     ValueError (SpecError) with one sentence if an implementation cannot be loaded or nothing is left.
     """
     if impl is not None:
-        found = {impl: registry.load(impl, layout, stage, contract, device)}
+        found = {impl: registry.load(impl, layout, op, contract, device)}
+    elif contract is not None:
+        raise SpecError("contract: a contract belongs to one implementation, so name it with --impl")
     else:
-        if contract is not None:
-            raise registry.SpecError("contract: a contract belongs to one implementation, so name it with --impl")
-        found = {
-            name: each
-            for name, each in registry.builtin(device).items()
-            if stage in (None, each.stage) and (layout is None or each.stage == "topk" or layout == each.layout)
-        }
-        if layout is not None and stage is None:
-            found = {name: each for name, each in found.items() if each.stage == "logits"}
-        if not found:
-            raise registry.SpecError(f"no built-in implementation has stage {stage} and layout {layout}")
+        found = registry.choose(device, op, layout)
     if examined is None:
-        examined = examine(device, found.values(), arithmetic)
+        examined = verify_models(device, found.values(), arithmetic)
     here = architecture(device)
-    found = {name: sharpened(each, examined, here) for name, each in found.items()}
+    found = {name: with_verified_dot(each, examined, here) for name, each in found.items()}
     return Session(found, device, profile, clock, examined)
 
 
 def row(impl: Implementation, check: Check, finding: Finding) -> Row:
-    """A finding as a row of the report; JSON types only."""
-    verdict = finding.verdict
-    return {
-        "implementation": impl.name,
-        "stage": impl.stage,
-        "layout": impl.layout if impl.stage != "topk" else None,
-        "dot": impl.contract.describe_dot() if impl.stage == "logits" else None,
-        "level": check.level,
-        "check": check.name,
-        "status": str(verdict.status),
-        "examples": finding.examples,
-        "cells": verdict.cells,
-        "worst_ratio": verdict.ratio,
-        "worst_case": finding.worst_case or None,
-        "resolution": verdict.resolution,
-        "undecided": verdict.undecided,
-        "seconds": round(finding.seconds, 3),
-        "message": verdict.message or verdict.note,
-        "case": verdict.case or None,
-        "repro": verdict.repro or None,
-        "first_case": finding.first_case or None,
-        "where": dict(verdict.where),
-    }
-
-
-def crashed(name: str, level: str, check: str, message: str) -> Row:
-    """The row of a check whose process died."""
-    return {
-        "implementation": name,
-        "level": level,
-        "check": check,
-        "status": str(Status.ERROR),
-        "examples": 0,
-        "message": message,
-    }
-
-
-@dataclass
-class Record:
-    """Rows in the order in which they came."""
-
-    rows: list[Row] = field(default_factory=list)
-    started: float = field(default_factory=time.time)
-
-    def add(self, rows: Iterable[Row]) -> None:
-        """Append rows."""
-        self.rows.extend(rows)
-
-    def report(self, head: dict[str, Any]) -> dict[str, Any]:
-        """The whole report: head, times and rows."""
-        return {
-            **head,
-            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started)),
-            "duration": round(time.time() - self.started, 1),
-            "rows": self.rows,
-        }
+    """A finding as a row of the report."""
+    return Row.of(
+        finding.verdict,
+        impl.name,
+        op=impl.op,
+        layout=impl.layout or None,
+        dot=impl.arithmetic,
+        level=check.level,
+        check=check.name,
+        examples=finding.examples,
+        worst_case=finding.worst_case,
+        first_case=finding.first_case,
+        seconds=round(finding.seconds, 3),
+    )

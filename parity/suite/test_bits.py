@@ -1,4 +1,4 @@
-"""Level bits: are dots and logits what the card's verified arithmetic predicts? A test an implementation and check."""
+"""Level bits: are dots and logits what the GPU's verified arithmetic predicts? One test per (implementation, check)."""
 
 
 def test_bits(parity_judge):

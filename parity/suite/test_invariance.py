@@ -1,4 +1,4 @@
-"""Level invariance: is the result the same when it must not change? A test an implementation and check."""
+"""Level invariance: is the result the same when it must not change? One test per (implementation, check)."""
 
 
 def test_invariance(parity_judge):

@@ -1,4 +1,4 @@
-"""Level layout: does every byte come from, and go to, the right place? A test an implementation and check."""
+"""Level layout: does every byte come from, and go to, the right place? One test per (implementation, check)."""
 
 
 def test_layout(parity_judge):

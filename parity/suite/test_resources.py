@@ -1,4 +1,4 @@
-"""Level resources: does it stay in memory, and run at every size? A test an implementation and check."""
+"""Level resources: does it stay in memory, and run at every size? One test per (implementation, check)."""
 
 
 def test_resources(parity_judge):

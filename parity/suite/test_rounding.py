@@ -1,4 +1,4 @@
-"""Level rounding: is every logit as exact as its declared arithmetic allows? A test an implementation and check."""
+"""Level rounding: is every logit as exact as its declared arithmetic allows? One test per (implementation, check)."""
 
 
 def test_rounding(parity_judge):

@@ -1,4 +1,4 @@
-"""Level selection: are the chosen slots a correct top-k? A test an implementation and check."""
+"""Level selection: are the chosen slots a correct top-k? One test per (implementation, check)."""
 
 
 def test_selection(parity_judge):

@@ -1,4 +1,4 @@
-"""Level semantics: does it select what DeepSeek's reference selects? A test an implementation and check."""
+"""Level semantics: does it select what DeepSeek's reference selects? One test per (implementation, check)."""
 
 
 def test_semantics(parity_judge):

@@ -1,11 +1,10 @@
-"""``parity probe``: learns the arithmetic of this card's dots, and the quick check of a stored model before it is used.
+"""``parity probe``: learns the arithmetic of a GPU's dots, and the quick check of a stored model before it is used.
 
-The search is in ``probe_search``, the random dots in ``probe_check``, the card behind Triton in ``probe_kernel``.
+The search is in ``probe_search``, random dots are in ``probe_check``, Triton's dots in ``probe_kernel``.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,19 +12,23 @@ from typing import Any, NamedTuple
 
 import torch
 
-from parity.domain.contract import Contract
-from parity.numerics.arithmetic import Grouped, stored_models
+from parity.numerics.arithmetic import Grouped, named_model, stored_models
+from parity.pages import layout as layouts
 from parity.run import device as devices
 from parity.tensorcore.probe_check import Finding, count_mismatches, probe
-from parity.tensorcore.probe_search import Card
+from parity.tensorcore.probe_search import DotUnit
 
-OPERANDS = {"bf16": "bf16", "fp8": "e4m3"}
-"""Operand type of a layout's dots."""
 DOTS = 65_536
 
 
+def operand_of(layout: str) -> str | None:
+    """Operand type of a layout's dots, as stored models name it; None where none was measured."""
+    core = layouts.find(layout).core
+    return named_model(core).operand if core else None
+
+
 class Verified(NamedTuple):
-    """A stored model held against today's card. ``verified``: none of ``dots`` random dots differed."""
+    """A stored model compared with today's GPU. ``verified``: none of ``dots`` random dots differed."""
 
     operand: str
     model: Grouped
@@ -41,42 +44,42 @@ class Verified(NamedTuple):
         return f"{self.name} {self.model}, {state}"
 
 
-def verify_device_model(
+def compare_on(
     device: torch.device | str = "cuda", *, names: Iterable[str] | None = None, dots: int = DOTS, seed: int = 0
 ) -> list[Verified]:
     """Checks the stored models of this architecture: those named, or those of the kernels' operands, bf16 and e4m3.
 
-    Hypotheses are tried like measured models: what counts is that the dots of today's card, driver and compiler agree.
+    Hypotheses are tried like measured models: what counts is that the dots of today's GPU, driver and compiler agree.
     Empty without a CUDA device or without a stored model; about a second each, most of it compiling one tile."""
     device = torch.device(device)
     if device.type != "cuda":
         return []
-    from parity.tensorcore.probe_kernel import triton_card
+    from parity.tensorcore.probe_kernel import triton_unit
 
-    def card_of(operand: str, imprecise: int | None = None) -> Card:
-        return triton_card(operand, device, imprecise=imprecise)
+    def unit_of(operand: str, imprecise: int | None = None) -> DotUnit:
+        return triton_unit(operand, device, imprecise=imprecise)
 
-    return verify_models(devices.architecture(device), card_of, names=names, dots=dots, seed=seed)
+    return compare_models(devices.architecture(device), unit_of, names=names, dots=dots, seed=seed)
 
 
-def verify_models(
+def compare_models(
     architecture: str,
-    card_of: Callable[..., Card],
+    unit_of: Callable[..., DotUnit],
     *,
     names: Iterable[str] | None = None,
     dots: int = DOTS,
     seed: int = 0,
 ) -> list[Verified]:
-    """``verify_device_model`` for any architecture name and any way to get a card for an operand.
+    """``compare_on`` for any architecture name and any way to get a unit for an operand.
 
-    ``card_of(operand)``, or ``card_of(operand, n)`` for a model of ``max_num_imprecise_acc=n``."""
+    ``unit_of(operand)``, or ``unit_of(operand, n)`` for a model of ``max_num_imprecise_acc=n``."""
     found = []
     wanted = usual_models(architecture) if names is None else set(names)
     for stored in stored_models():
         if stored.architecture != architecture or stored.name not in wanted:
             continue
         mode = () if stored.max_num_imprecise_acc is None else (stored.max_num_imprecise_acc,)
-        wrong, compared = count_mismatches(card_of(stored.operand, *mode), stored.arithmetic, dots, seed)
+        wrong, compared = count_mismatches(unit_of(stored.operand, *mode), stored.arithmetic, dots, seed)
         found.append(Verified(stored.operand, stored.arithmetic, not wrong, compared, wrong, stored.name))
     return found
 
@@ -88,16 +91,8 @@ def usual_models(architecture: str) -> set[str]:
         for stored in stored_models()
         if stored.architecture == architecture
         and stored.max_num_imprecise_acc is None
-        and stored.operand in OPERANDS.values()
+        and stored.operand in map(operand_of, layouts.names())
     }
-
-
-def verified_contract(contract: Contract, found: Iterable[Verified]) -> Contract:
-    """The contract with its grouped dot taken as exact where today's check has verified exactly that model."""
-    for result in found:
-        if result.verified and result.operand == OPERANDS.get(contract.layout) and result.model == contract.arithmetic:
-            return dataclasses.replace(contract.verified(), arithmetic_name=f"{result.name} {result.model}")
-    return contract
 
 
 def tile_shapes(architecture: int, layout: str) -> list[tuple[int, int, int]]:
@@ -112,41 +107,42 @@ def tile_shapes(architecture: int, layout: str) -> list[tuple[int, int, int]]:
     return sorted(found, key=lambda shape: (-shape[0] * shape[1], shape))
 
 
-def cards(device: torch.device, operands: Sequence[str]) -> Iterable[tuple[Card, bool]]:
-    """Every card to probe, and whether it is the first of its operand (which gets the full check)."""
+def units(device: torch.device, operands: Sequence[str]) -> Iterable[tuple[DotUnit, bool]]:
+    """Every unit to probe, and whether it is the first of its operand (which gets the full check)."""
     from impl import configs
-    from parity.tensorcore.probe_kernel import triton_card
+    from parity.tensorcore.probe_kernel import triton_unit
 
     major, minor = torch.cuda.get_device_capability(device)
     architecture = 10 * major + minor
-    for layout, operand in OPERANDS.items():
-        if operand not in operands or not configs.supports(architecture, layout):
+    for layout in layouts.names():
+        operand = operand_of(layout)
+        if operand is None or operand not in operands or not configs.supports(architecture, layout):
             continue
         for index, (rows, columns, warps) in enumerate(tile_shapes(architecture, layout)):
-            card = triton_card(operand, device, rows=rows, columns=columns, warps=warps)
-            yield dataclasses.replace(card, name=f"{operand}, tile {rows} x {columns}, {warps} warps"), index == 0
+            unit = triton_unit(operand, device, rows=rows, columns=columns, warps=warps)
+            yield dataclasses.replace(unit, name=f"{operand}, tile {rows} x {columns}, {warps} warps"), index == 0
         if operand == "e4m3" and major == 9:
-            yield triton_card(operand, device, imprecise=32), True
+            yield triton_unit(operand, device, imprecise=32), True
     for operand in ("fp16", "tf32"):
         if operand in operands:
-            yield triton_card(operand, device), True
+            yield triton_unit(operand, device), True
 
 
 def report(device: torch.device, operands: Sequence[str], say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Probes the card; prints as it goes and returns what ``--json`` writes.
+    """Probes the GPU; prints as it goes and returns what ``--json`` writes.
 
     Each operand is searched and checked on more than a million random dots in its largest tile; the other tile shapes
     of the kernels are searched anew and checked on 65,536 each."""
     start = time.perf_counter()
     findings: list[Finding] = []
-    for card, first in cards(device, operands):
+    for unit, first in units(device, operands):
         per_distribution = (1 << 20) // 5 + 1 if first else DOTS // 5 + 1
-        finding = probe(card, tiles=-(-per_distribution // (card.rows * card.columns)))
+        finding = probe(unit, tiles=-(-per_distribution // (unit.rows * unit.columns)))
         findings.append(finding)
         lines = finding.lines()
         for line in lines if first else lines[:1] if finding.model else lines[:2]:
             say(line)
-    stored = verify_device_model(device)
+    stored = compare_on(device)
     for result in stored:
         say(f"stored: {result}")
     return {
@@ -159,38 +155,5 @@ def report(device: torch.device, operands: Sequence[str], say: Callable[[str], N
 
 
 def fits(finding: Finding) -> bool:
-    """Whether the card's dots are accounted for: by a model, or by the bound of an ieee dot."""
+    """Whether a unit's dots are accounted for: by a model, or by the bound of an ieee dot."""
     return finding.model is not None or finding.ieee_ratio <= 1
-
-
-def main(words: Sequence[str]) -> int:
-    """``parity probe [--json FILE] [--operand NAME ...] [--device auto|cuda]``.
-
-    Exit code 0: every dot accounted for; 1: the card has no model, or contradicts a stored one; 2: no CUDA device."""
-    from parity.command import CommandError, blame, check_writable, write_json
-    from parity.run import interpreter
-
-    parser = argparse.ArgumentParser(
-        prog="parity probe", description="Find the arithmetic of this card's matrix units by asking them."
-    )
-    parser.add_argument("--json", metavar="FILE", help="write everything found to FILE")
-    parser.add_argument(
-        "--operand",
-        action="append",
-        choices=("bf16", "e4m3", "fp16", "tf32"),
-        help="operand types to probe (repeatable; default all)",
-    )
-    parser.add_argument("--device", default="auto", choices=("auto", "cuda"), help="default: the present CUDA device")
-    options = parser.parse_args(words)
-    check_writable(options.json)
-    with blame("--device"):
-        device = devices.resolve(options.device)
-    if device.type != "cuda":
-        raise CommandError("there is no CUDA device to ask; only simulated cards can be probed here")
-    interpreter.prepare(device.type)
-    if interpreter.interpreting():
-        raise CommandError("TRITON_INTERPRET is set: the interpreter's dots say nothing about the card; unset it")
-    found = report(device, options.operand or ("bf16", "e4m3", "fp16", "tf32"))
-    write_json(options.json, found)
-    print(f"{found['seconds']:.1f} s; " + ("every dot is accounted for" if not found["exit"] else "see above"))
-    return int(found["exit"])

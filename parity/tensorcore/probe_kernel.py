@@ -1,4 +1,4 @@
-"""Dots of a CUDA card through Triton's ``tl.dot``, tile by tile, in the tile shapes that the kernels under test use.
+"""Dots of a GPU through Triton's ``tl.dot``, tile by tile, in the tile shapes that the kernels under test use.
 
 Imports triton, so only a process that has decided on interpretation may import it.
 """
@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from parity.tensorcore.probe_search import Card
+from parity.tensorcore.probe_search import DotUnit
 
 DEPTH = 128
 
@@ -39,7 +39,7 @@ def tile_dots(
     tl.store(out + tile * ROWS * COLUMNS + row[:, None] * COLUMNS + column[None, :], s)
 
 
-def triton_card(
+def triton_unit(
     operand: str,
     device: torch.device,
     *,
@@ -47,8 +47,8 @@ def triton_card(
     columns: int = 64,
     warps: int = 4,
     imprecise: int | None = None,
-) -> Card:
-    """The present card as something that ``probe_search`` can ask, for one operand type and tile shape."""
+) -> DotUnit:
+    """The present GPU's matrix units as ``probe_search`` wants them, for one operand type and tile shape."""
 
     def dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         out = torch.full((a.shape[0], rows, columns), float("nan"), dtype=torch.float32, device=device)
@@ -68,4 +68,4 @@ def triton_card(
         return out
 
     name = operand if imprecise is None else f"{operand} imprecise {imprecise}"
-    return Card(operand, dot, device, rows, columns, DEPTH, name)
+    return DotUnit(operand, dot, device, rows, columns, DEPTH, name)

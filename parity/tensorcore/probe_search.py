@@ -1,7 +1,7 @@
-"""Finds a card's dot arithmetic by questions to it: which parameters of ``Grouped`` explain its answers.
+"""Finds a matrix unit's dot arithmetic by trials: which parameters of ``Grouped`` explain its results.
 
-Knows nothing of devices: a ``Card`` is any function that multiplies tiles, so that simulated cards test the search.
-Every question is a few products at chosen indices of one dot; the answers decide one parameter after another.
+Knows nothing of devices: a ``DotUnit`` is any function that multiplies tiles, so that simulated ones test the search.
+Every trial is a few products at chosen indices of one dot; the results decide one parameter after another.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Term = tuple[int, float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Normal exponents of an operand, and where the questions put their large product: ``distance`` bits above the
-    smallest product of normal operands that a question may need."""
+    """Normal exponents of an operand, and where trials put their large product: ``distance`` bits above the smallest
+    product of normal operands that a trial may need."""
 
     low: int
     high: int
@@ -46,7 +46,7 @@ RANGES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Card:
+class DotUnit:
     """Something that computes dots: ``dot(a [P, rows, depth], b [P, columns, depth]) -> float32 [P, rows, columns]``.
 
     operand  a key of ``DTYPES``; a and b come in that dtype on ``device``
@@ -72,8 +72,8 @@ class Card:
             return x.to(torch.float32).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
         return x.to(torch.float32).to(DTYPES[self.operand])
 
-    def ask(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """One dot a row: q, k [n, depth] float64 (exact in the operand's dtype) -> float64 [n] on the CPU."""
+    def row_dots(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """One dot per row: q, k [n, depth] float64 (exact in the operand's dtype) -> float64 [n] on the CPU."""
         side, count = min(self.rows, self.columns), q.shape[0]
         tiles = -(-count // side)
         a = torch.zeros(tiles, self.rows, self.depth, dtype=torch.float64)
@@ -86,19 +86,19 @@ class Card:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """One parameter: its value and the answers that decided it."""
+    """One parameter: its value and the results that decided it."""
 
     parameter: str
     value: object
     reason: str
 
 
-class Questions:
-    """Asks a card and remembers everything, so that a model can be held against all answers afterwards."""
+class Trials:
+    """Dots of chosen terms, all of them remembered, so that a model can be held against all results afterwards."""
 
-    def __init__(self, card: Card) -> None:
-        self.card, self.range = card, RANGES[card.operand]
-        self.asked: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    def __init__(self, unit: DotUnit) -> None:
+        self.unit, self.range = unit, RANGES[unit.operand]
+        self.made: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
     def product(self, index: int, value: float) -> Term:
         """A product ``value`` (few significant bits) at an index, from two normal operands."""
@@ -112,43 +112,45 @@ class Questions:
         low = max(self.range.low, min(self.range.high, exponent // 2))
         other = exponent - low
         if not self.range.low <= other <= self.range.high:
-            raise ValueError(f"{self.card.operand} has no normal operands whose product is {value:g}")
+            raise ValueError(f"{self.unit.operand} has no normal operands whose product is {value:g}")
         return index, size * 2.0**low * (1 if value > 0 else -1), 2.0**other
 
-    def ask(self, questions: Sequence[Sequence[Term]]) -> list[float]:
-        """The card's dots for lists of terms."""
-        q = torch.zeros(len(questions), self.card.depth, dtype=torch.float64)
+    def run(self, cases: Sequence[Sequence[Term]]) -> list[float]:
+        """The unit's dots for lists of terms."""
+        q = torch.zeros(len(cases), self.unit.depth, dtype=torch.float64)
         k = torch.zeros_like(q)
-        for row, terms in enumerate(questions):
+        for row, terms in enumerate(cases):
             for index, a, b in terms:
                 q[row, index], k[row, index] = a, b
-        answers = self.card.ask(q, k)
-        self.asked.append((q, k, answers))
+        answers = self.unit.row_dots(q, k)
+        self.made.append((q, k, answers))
         return answers.tolist()
 
     def disagreements(self, model: Grouped) -> int:
-        """How many of all answers so far the model does not give."""
+        """How many of all results so far the model does not give."""
         wrong = 0
-        for q, k, answers in self.asked:
-            a, b = self.card.cast(q)[:, None], self.card.cast(k)[:, None]
+        for q, k, answers in self.made:
+            a, b = self.unit.cast(q)[:, None], self.unit.cast(k)[:, None]
             predicted = model.exact_dot(a, b)[:, 0, 0].to(torch.float64)
             wrong += int(((predicted != answers) & ~(predicted.isnan() & answers.isnan())).sum())
         return wrong
 
 
-def search(card: Card) -> tuple[Grouped, list[Decision], Questions]:
-    """The grouped model that the answers to targeted questions point to, and why. It may still be wrong: a card that
-    adds by another rule answers as well. Only random dots tell (``probe_check``)."""
-    ask = Questions(card)
+def search(unit: DotUnit) -> tuple[Grouped, list[Decision], Trials]:
+    """The grouped model that the results of targeted trials point to, and why.
+
+    It may still be wrong: a unit that adds by another rule gives results as well. Only random dots tell
+    (``probe_check``)."""
+    trials = Trials(unit)
     decided: list[Decision] = []
-    kept = _kept(ask, decided)
-    group = _group(ask, kept, decided)
-    running = _running(ask, kept, group, decided)
-    cut = _cut_direction(ask, kept, decided)
-    product_exponent = _product_exponent(ask, kept, decided)
-    final = _final(ask, kept, group, decided)
-    rounding = _rounding(ask, kept, final, group, decided)
-    subnormals = _subnormals(ask, kept, product_exponent, decided)
+    kept = _kept(trials, decided)
+    group = _group(trials, kept, decided)
+    running = _running(trials, kept, group, decided)
+    cut = _cut_direction(trials, kept, decided)
+    product_exponent = _product_exponent(trials, kept, decided)
+    final = _final(trials, kept, group, decided)
+    rounding = _rounding(trials, kept, final, group, decided)
+    subnormals = _subnormals(trials, kept, product_exponent, decided)
     model = Grouped(
         group=group,
         kept=kept,
@@ -159,14 +161,16 @@ def search(card: Card) -> tuple[Grouped, list[Decision], Questions]:
         product_exponent=product_exponent,
         subnormals=subnormals,
     )
-    return model, decided, ask
+    return model, decided, trials
 
 
-def _kept(ask: Questions, decided: list[Decision]) -> int:
+def _kept(trials: Trials, decided: list[Decision]) -> int:
     """A large product, a small one at each distance, and the large one taken away again, side by side in one group."""
-    top, furthest = 2.0**ask.range.top, min(40, ask.range.distance)
+    top, furthest = 2.0**trials.range.top, min(40, trials.range.distance)
     distances = range(1, furthest + 1)
-    answers = ask.ask([[ask.product(0, top), ask.product(1, top * 2.0**-d), ask.product(2, -top)] for d in distances])
+    answers = trials.run(
+        [[trials.product(0, top), trials.product(1, top * 2.0**-d), trials.product(2, -top)] for d in distances]
+    )
     kept = 0
     for distance, answer in zip(distances, answers, strict=True):
         if answer != top * 2.0**-distance:
@@ -177,48 +181,53 @@ def _kept(ask: Questions, decided: list[Decision]) -> int:
     return max(1, kept)
 
 
-def _group(ask: Questions, kept: int, decided: list[Decision]) -> int:
-    """Two small products first, each just too small beside the large pair. Alone in a group they add up to something
+def _group(trials: Trials, kept: int, decided: list[Decision]) -> int:
+    """Two small products first, each just too small next to the large pair. Alone in a group they add up to something
     that is kept, so the first index at which the large pair no longer hides them begins the next group."""
-    top, depth = 2.0**ask.range.top, ask.card.depth
+    top, depth = 2.0**trials.range.top, trials.unit.depth
     small = top * 2.0 ** -(kept + 1)
-    if not _representable(ask, small):
+    if not _representable(trials, small):
         decided.append(Decision("group", depth, "no product is small enough to be hidden; any group gives the same"))
         return depth
     places = range(2, depth - 1)
-    answers = ask.ask(
-        [[ask.product(0, small), ask.product(1, small), ask.product(j, top), ask.product(j + 1, -top)] for j in places]
+    answers = trials.run(
+        [
+            [trials.product(0, small), trials.product(1, small), trials.product(j, top), trials.product(j + 1, -top)]
+            for j in places
+        ]
     )
     for place, answer in zip(places, answers, strict=True):
         if answer != 0:
-            reason = f"two products of 2**-{kept + 1} at 0 and 1 vanish beside +-1 at 2 to {place - 1}, not at {place}"
+            reason = f"two products of 2**-{kept + 1} at 0 and 1 vanish next to +-1 at 2 to {place - 1}, not at {place}"
             decided.append(Decision("group", place, reason))
             return place
-    decided.append(Decision("group", depth, f"two products of 2**-{kept + 1} vanish beside +-1 at every later index"))
+    decided.append(Decision("group", depth, f"two products of 2**-{kept + 1} vanish next to +-1 at every later index"))
     return depth
 
 
-def _running(ask: Questions, kept: int, group: int, decided: list[Decision]) -> bool:
+def _running(trials: Trials, kept: int, group: int, decided: list[Decision]) -> bool:
     """A small running sum, then a group with a large pair that cancels: inside the group it is cut away."""
-    top = 2.0**ask.range.top
+    top = 2.0**trials.range.top
     small = top * 2.0 ** -(kept + 1)
-    if group + 1 >= ask.card.depth or not _representable(ask, small):
+    if group + 1 >= trials.unit.depth or not _representable(trials, small):
         decided.append(Decision("running", True, "there is one group only; both readings give the same"))
         return True
-    (answer,) = ask.ask([[ask.product(0, small), ask.product(group, top), ask.product(group + 1, -top)]])
+    (answer,) = trials.run([[trials.product(0, small), trials.product(group, top), trials.product(group + 1, -top)]])
     running = answer == 0
     fate = "is cut away" if running else "survives"
     decided.append(Decision("running", running, f"a running sum of 2**-{kept + 1} {fate} in a group with +-1"))
     return running
 
 
-def _cut_direction(ask: Questions, kept: int, decided: list[Decision]) -> str:
-    """Quarters of the last kept unit, of both signs, beside a large pair."""
-    top = 2.0**ask.range.top
+def _cut_direction(trials: Trials, kept: int, decided: list[Decision]) -> str:
+    """Quarters of the last kept unit, of both signs, next to a large pair."""
+    top = 2.0**trials.range.top
     unit = top * 2.0**-kept
     wanted = [0.25, 0.5, 0.75, 1.25, 1.5, 1.75]
-    parts = [sign * part for part in wanted for sign in (1, -1) if _representable(ask, part * unit)]
-    answers = ask.ask([[ask.product(0, top), ask.product(1, x * unit), ask.product(2, -top)] for x in parts])
+    parts = [sign * part for part in wanted for sign in (1, -1) if _representable(trials, part * unit)]
+    answers = trials.run(
+        [[trials.product(0, top), trials.product(1, x * unit), trials.product(2, -top)] for x in parts]
+    )
     seen = {x: answer / unit for x, answer in zip(parts, answers, strict=True)}
     down = any(x < 0 and value < x for x, value in seen.items())
     shown = ", ".join(f"{x:g} -> {value:g}" for x, value in seen.items())
@@ -226,25 +235,27 @@ def _cut_direction(ask: Questions, kept: int, decided: list[Decision]) -> str:
     return "down" if down else "zero"
 
 
-def _product_exponent(ask: Questions, kept: int, decided: list[Decision]) -> str:
+def _product_exponent(trials: Trials, kept: int, decided: list[Decision]) -> str:
     """1.5 * 1.5 leads: its own exponent is one more than the sum of its operands' exponents."""
-    half = ask.range.top // 2
-    a, b = 1.5 * 2.0**half, 1.5 * 2.0 ** (ask.range.top - half)
-    small = 2.0 ** (ask.range.top - kept)
-    (answer,) = ask.ask([[(0, a, b), ask.product(1, small), (2, -a, b)]])
+    half = trials.range.top // 2
+    a, b = 1.5 * 2.0**half, 1.5 * 2.0 ** (trials.range.top - half)
+    small = 2.0 ** (trials.range.top - kept)
+    (answer,) = trials.run([[(0, a, b), trials.product(1, small), (2, -a, b)]])
     value = "operands" if answer == small else "product"
     fate = "kept" if answer == small else "lost"
     decided.append(Decision("product_exponent", value, f"beside 1.5 * 1.5 the last kept unit of 1 * 1 is {fate}"))
     return value
 
 
-def _final(ask: Questions, kept: int, group: int, decided: list[Decision]) -> int:
+def _final(trials: Trials, kept: int, group: int, decided: list[Decision]) -> int:
     """2**m large products and a small one, in the last group: what the sum still shows of the small one."""
-    top = 2.0**ask.range.top
-    start = ask.card.depth - group if group < ask.card.depth else 0
-    carries = [m for m in range(6) if 2**m < min(group, ask.card.depth)]
+    top = 2.0**trials.range.top
+    start = trials.unit.depth - group if group < trials.unit.depth else 0
+    carries = [m for m in range(6) if 2**m < min(group, trials.unit.depth)]
     pairs = [(m, d) for m in carries for d in range(1, kept + 1)]
-    answers = ask.ask([[*_ones(ask, start, m, top), ask.product(start + 2**m, top * 2.0**-d)] for m, d in pairs])
+    answers = trials.run(
+        [[*_ones(trials, start, m, top), trials.product(start + 2**m, top * 2.0**-d)] for m, d in pairs]
+    )
     seen = {m + d for (m, d), answer in zip(pairs, answers, strict=True) if answer - top * 2**m == top * 2.0**-d}
     lost = {m + d for m, d in pairs} - seen
     final = 0
@@ -257,21 +268,21 @@ def _final(ask: Questions, kept: int, group: int, decided: list[Decision]) -> in
     return max(1, final)
 
 
-def _rounding(ask: Questions, kept: int, final: int, group: int, decided: list[Decision]) -> str:
+def _rounding(trials: Trials, kept: int, final: int, group: int, decided: list[Decision]) -> str:
     """Quarters of the sum's last unit, of both signs."""
-    top = 2.0**ask.range.top
-    start = ask.card.depth - group if group < ask.card.depth else 0
+    top = 2.0**trials.range.top
+    start = trials.unit.depth - group if group < trials.unit.depth else 0
     for m in range(max(0, final - kept + 2), 6):
         if 2**m + 1 > group:
             break
         unit = top * 2.0 ** (m - final)
-        if not _representable(ask, 0.25 * unit):
+        if not _representable(trials, 0.25 * unit):
             continue
         parts = [sign * part for part in (0.25, 0.5, 0.75) for sign in (1, -1)]
-        questions = [
-            [*_ones(ask, start, m, top if x > 0 else -top), ask.product(start + 2**m, x * unit)] for x in parts
+        cases = [
+            [*_ones(trials, start, m, top if x > 0 else -top), trials.product(start + 2**m, x * unit)] for x in parts
         ]
-        answers = ask.ask(questions)
+        answers = trials.run(cases)
         lead = top * 2**m
         seen = {x: (answer - (lead if x > 0 else -lead)) / unit for x, answer in zip(parts, answers, strict=True)}
         value = "nearest" if seen[0.75] == 1 else "down" if seen[-0.25] == -1 else "zero"
@@ -282,20 +293,20 @@ def _rounding(ask: Questions, kept: int, final: int, group: int, decided: list[D
     return "zero"
 
 
-def _subnormals(ask: Questions, kept: int, product_exponent: str, decided: list[Decision]) -> str:
-    """A subnormal operand leads the group, then a zero beside the largest operand."""
+def _subnormals(trials: Trials, kept: int, product_exponent: str, decided: list[Decision]) -> str:
+    """A subnormal operand leads the group, then a zero next to the largest operand."""
     if product_exponent == "product":
         decided.append(Decision("subnormals", "minimum", "operands' exponents play no part"))
         return "minimum"
-    low, high = ask.range.low, ask.range.high - 1
+    low, high = trials.range.low, trials.range.high - 1
     tiny = 2.0 ** (low - 2)
     lead = low - 2 + high
     small = 2.0 ** (lead - kept)
-    if not _representable(ask, small, subnormal=True):
+    if not _representable(trials, small, subnormal=True):
         decided.append(Decision("subnormals", "minimum", "the format is too narrow for it to matter"))
         return "minimum"
-    little = _split(ask, small)
-    answer, flushed = ask.ask([[(0, tiny, 2.0**high), (1, *little), (2, -tiny, 2.0**high)], [(0, tiny, 2.0**high)]])
+    little = _split(trials, small)
+    answer, flushed = trials.run([[(0, tiny, 2.0**high), (1, *little), (2, -tiny, 2.0**high)], [(0, tiny, 2.0**high)]])
     if flushed == 0:
         decided.append(Decision("subnormals", "minimum", "subnormal operands count as zero here, which no model has"))
         return "minimum"
@@ -305,11 +316,18 @@ def _subnormals(ask: Questions, kept: int, product_exponent: str, decided: list[
         return "normalised"
     normal = low + high - 2
     small = 2.0 ** (normal - kept)
-    if not _representable(ask, small, subnormal=True):
+    if not _representable(trials, small, subnormal=True):
         decided.append(Decision("subnormals", "minimum", "beside a subnormal leader its last kept unit is lost"))
         return "minimum"
-    (answer,) = ask.ask(
-        [[ask.product(0, 2.0**normal), (1, *_split(ask, small)), ask.product(2, -(2.0**normal)), (3, 0.0, 2.0**high)]]
+    (answer,) = trials.run(
+        [
+            [
+                trials.product(0, 2.0**normal),
+                (1, *_split(trials, small)),
+                trials.product(2, -(2.0**normal)),
+                (3, 0.0, 2.0**high),
+            ]
+        ]
     )
     value = "minimum" if answer == small else "minimum, zeros too"
     fate = "is nothing" if answer == small else "leads a group too"
@@ -318,11 +336,11 @@ def _subnormals(ask: Questions, kept: int, product_exponent: str, decided: list[
     return value
 
 
-def _ones(ask: Questions, start: int, carry: int, value: float) -> list[Term]:
-    return [ask.product(start + i, value) for i in range(2**carry)]
+def _ones(trials: Trials, start: int, carry: int, value: float) -> list[Term]:
+    return [trials.product(start + i, value) for i in range(2**carry)]
 
 
-def _split(ask: Questions, value: float) -> tuple[float, float]:
+def _split(trials: Trials, value: float) -> tuple[float, float]:
     """Two operands, subnormal if they must be, whose product is a power of two."""
     exponent = 0
     while 2.0**exponent > value:
@@ -333,7 +351,7 @@ def _split(ask: Questions, value: float) -> tuple[float, float]:
     return 2.0**half, 2.0 ** (exponent - half)
 
 
-def _representable(ask: Questions, value: float, subnormal: bool = False) -> bool:
+def _representable(trials: Trials, value: float, subnormal: bool = False) -> bool:
     """Whether a product can be that small (or has few enough bits below its leading one): two operands make it."""
-    lowest = 2 * (ask.range.low - (2 if subnormal else 0))
+    lowest = 2 * (trials.range.low - (2 if subnormal else 0))
     return abs(value) >= 2.0**lowest

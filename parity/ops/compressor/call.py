@@ -1,75 +1,50 @@
-"""A case of a compressor function: all its calls, one after the other on one state, and what each returned."""
+"""How compressor functions are called: all calls of a case, one after the other on one state."""
 
-from __future__ import annotations
-
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from parity.ops.compressor.case import DIM, CompressorOperands
-from parity.run import interpreter
-from parity.run.registry import Implementation
-from parity.run.runner import Outcome, poisoned_allocations, sentence
+from parity.ops.compressor.operands import CompressorOperands
+from parity.pages.layout import DIM
+from parity.run.runner import BrokenConventionError, inspect_tensors, kind_of
+
+Output = tuple[tuple[torch.Tensor, torch.Tensor], ...]
+"""(pooled float32 [N, 128], closes bool [N]) of every call."""
 
 
-def execute_compressor(
-    impl: Implementation, function: Callable[..., Any], operands: CompressorOperands, *, repeats: int = 1
-) -> Outcome:
-    """The output is a list of (pooled float32 [N, 128], closes bool [N]), one a call. Repeats start from a copy of the
-    first state; Python exceptions become `error`."""
-    outcome = Outcome(operands=operands)
-    started = time.perf_counter()
-    fresh = operands.state.clone()
-    try:
-        with poisoned_allocations(), interpreter.corrected():
-            outcome.output = _script(function, operands, outcome)
-            for index in range(1, repeats):
-                operands.state.copy_(fresh)
-                again = _script(function, operands, outcome)
-                if outcome.defect is None and not _same(outcome.output, again):
-                    outcome.differing = (index, again)
-                    break
-    except Exception as error:
-        outcome.error = sentence(interpreter.cause(error))
-    if outcome.complaint is not None:
-        outcome.output = None
-    outcome.seconds = time.perf_counter() - started
-    return outcome
-
-
-def _script(function: Callable[..., Any], operands: CompressorOperands, outcome: Outcome) -> Any:
+def invoke(function: Callable[..., Any], named: dict[str, Any], operands: CompressorOperands) -> Output:
+    """Every call of the case; a result that breaks the convention ends it."""
     found = []
     for at, step in enumerate(operands.steps):
-        named = operands.kwargs(at)
-        inputs = {name: x.clone() for name, x in named.items() if name != "state"}
-        result = function(**named)
-        count = len(step.positions)
-        outcome.defect = outcome.defect or _inspect(result, count)
-        for name, before in inputs.items():
-            if not torch.equal(before, named[name]):
-                outcome.defect = outcome.defect or f"inputs: call {at} wrote {name}"
-        if outcome.defect is not None:
-            return None
-        found.append(tuple(x.clone() for x in result))
-    return found
+        result = function(**operands.kwargs(at))
+        broken = _inspect(result, len(step.positions), operands.device)
+        if broken is not None:
+            raise BrokenConventionError(broken)
+        found.append((result[0].clone(), result[1].clone()))
+    return tuple(found)
 
 
-def _inspect(result: Any, count: int) -> str | None:
-    wanted = (("pooled", torch.float32, (count, DIM)), ("closes", torch.bool, (count,)))
+def _inspect(result: Any, count: int, device: torch.device) -> str | None:
     if not (isinstance(result, tuple | list) and len(result) == 2):
-        return f"result: expected (pooled, closes), got a {type(result).__name__}"
-    for (name, dtype, shape), value in zip(wanted, result, strict=True):
-        if not isinstance(value, torch.Tensor) or value.dtype != dtype or tuple(value.shape) != shape:
-            got = f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-            return f"result: expected {name} {dtype} {list(shape)}, got {got}"
-    return None
+        return f"result: expected (pooled, closes), got {kind_of(result)}"
+    parts = [("pooled", result[0], torch.float32, (count, DIM)), ("closes", result[1], torch.bool, (count,))]
+    return inspect_tensors(parts, device)
 
 
-def _same(a: Any, b: Any) -> bool:
-    """The same bits where a key is closed; the other rows are nobody's."""
+def inspect(output: Output, operands: CompressorOperands) -> None:
+    """Each call was inspected when it returned."""
+    return
+
+
+def equal(a: Output, b: Output) -> bool:
+    """The same bits where a key is closed; the other rows are unspecified."""
     return all(
         torch.equal(x[1], y[1]) and torch.equal(x[0][x[1]].view(torch.int32), y[0][y[1]].view(torch.int32))
         for x, y in zip(a, b, strict=True)
     )
+
+
+def restore(operands: CompressorOperands) -> None:
+    """The state as it was before the first call."""
+    operands.state.copy_(operands.fresh)

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from parity.domain.profiles import Profile
-from parity.ops.check import Check, complaint, labels, verdict
-from parity.ops.compressor.case import POISONS, CompressorCase, compressor_cases
+from parity.ops.check import Check, failed_call, labels, verdict
+from parity.ops.compressor.case import POISONS, CompressorCase
 from parity.ops.compressor.judge import judge_compressor
+from parity.ops.compressor.strategies import compressor_cases
 from parity.results import Status, Verdict
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
 from parity.run.runner import Runner
 
 REPEATS = {"cpu": 2, "cuda": 20}
@@ -25,14 +26,14 @@ REPEATS = {"cpu": 2, "cuda": 20}
 def judge_script(runner: Runner, case: Any, check: str) -> Verdict:
     """All calls of one case."""
     outcome = runner.run(case)
-    bad = complaint(runner, check, case, outcome)
+    bad = failed_call(runner, check, case, outcome)
     return bad or judge_compressor(outcome.output, outcome.operands, labels(runner, check, case))
 
 
 def judge_repeats(runner: Runner, case: Any, check: str) -> Verdict:
     """The same script again on the same state."""
     outcome = runner.run(case, repeats=REPEATS[runner.device.type])
-    bad = complaint(runner, check, case, outcome)
+    bad = failed_call(runner, check, case, outcome)
     if bad is not None:
         return bad
     if outcome.differing is not None:
@@ -45,7 +46,7 @@ def judge_leftovers(runner: Runner, case: Any, check: str) -> Verdict:
     other = replace(case, poison=POISONS[1 - POISONS.index(case.poison)])
     first, second = runner.run(case), runner.run(other)
     for each, outcome in ((case, first), (other, second)):
-        bad = complaint(runner, check, each, outcome)
+        bad = failed_call(runner, check, each, outcome)
         if bad is not None:
             return bad
     for at, (one, two) in enumerate(zip(first.output, second.output, strict=True)):
@@ -71,7 +72,7 @@ def _check(
     def judged(runner: Runner, case: Any) -> Verdict:
         return judge(runner, case, f"{level}/{name}")
 
-    return Check(level, name, ("compressor",), strategy, judged, share, accepts)
+    return Check(level, name, strategy, judged, share, accepts)
 
 
 CHECKS = [

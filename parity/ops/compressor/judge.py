@@ -16,7 +16,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from parity.ops.compressor.case import DIM, RATIO, CompressorOperands, Step
+from parity.ops.compressor.case import RATIO
+from parity.ops.compressor.operands import CompressorOperands, Step
+from parity.pages.layout import DIM
 from parity.results import Labels, Status, Verdict
 
 U = 2.0**-24

@@ -10,7 +10,8 @@ import torch
 from parity.numerics.arithmetic import Grouped
 from parity.numerics.blocks import Expected, blocks
 from parity.numerics.headsum import predicted_dots
-from parity.results import Labels, Status, Verdict, coordinates
+from parity.numerics.places import coordinates
+from parity.results import Labels, Status, Verdict
 
 CHUNK_BYTES = 256 << 20
 

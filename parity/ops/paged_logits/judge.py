@@ -3,7 +3,7 @@ cell.
 
 ``out`` is what an implementation returned, float32 ``[T, max_context_len]``; ``operands`` is anything with
 ``context_lens`` [B, next_n], ``block_table`` [B, max_pages], ``max_context_len``, ``clean_logits`` and (for the repro
-line) ``case``. Cells at or past a row's context length are read by ``compare_tail`` alone.
+line) ``case``. Cells at or past a row's context length are read by ``compare_tail`` only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 
 from parity.domain.contract import Contract
 from parity.numerics.bounds import Expected
-from parity.results import Labels, Status, Verdict, coordinates, merge
+from parity.numerics.places import coordinates
+from parity.results import Labels, Status, Verdict, merge
 
 __all__ = [
     "Status",

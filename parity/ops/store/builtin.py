@@ -7,7 +7,7 @@ import torch
 
 from impl.store_modes import MODES, Mode
 from parity.domain.contract import Contract
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
 
 HOST = "cpu (host-executed CUDA source)"
 
@@ -20,13 +20,13 @@ def name_of(mode: Mode) -> str:
 NAMES = tuple(name_of(mode) for mode in MODES)
 
 
-def stores(device: torch.device) -> dict[str, Implementation]:
+def implementations(device: torch.device) -> dict[str, Implementation]:
     """One implementation a mode; where it cannot run, it says why."""
     absent = missing(device)
     return {
         name_of(mode): Implementation(
             name=name_of(mode),
-            stage="store",
+            op="store",
             layout=mode.layout,
             contract=Contract.from_dict(mode.contract, device),
             function=function_of(mode, device),

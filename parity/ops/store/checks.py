@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from parity.domain.draws import mostly
 from parity.domain.profiles import Profile
-from parity.golden.digests import digest_of, known_digests
-from parity.ops.check import Check, complaint, labels, verdict
-from parity.ops.store.case import STORE_DATA, StoreCase
+from parity.ops.check import Check, failed_call, labels, verdict
+from parity.ops.store.case import DATA, StoreCase
+from parity.ops.store.digests import digest_of, known_digests
 from parity.ops.store.judge import judge_store, stored_bytes, token_place
+from parity.ops.store.semantics import CHECKS as SEMANTICS
 from parity.ops.store.strategies import store_cases
 from parity.results import Status, Verdict
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
 from parity.run.runner import Outcome, Runner
 
 REPEATS = {"cpu": 2, "cuda": 20}
@@ -58,13 +59,13 @@ def _listed(*cases: dict[str, Any]) -> Strategy:
 
 def judge_call(runner: Runner, case: StoreCase, check: str) -> Verdict:
     """One call, judged byte by byte and key by key."""
-    outcome = runner.run(case)  # type: ignore[arg-type]
-    found = complaint(runner, check, case, outcome)  # type: ignore[arg-type]
+    outcome = runner.run(case)
+    found = failed_call(runner, check, case, outcome)
     return found or _judge(runner, case, check, outcome)
 
 
 def _judge(runner: Runner, case: StoreCase, check: str, outcome: Outcome) -> Verdict:
-    made = labels(runner, check, case)  # type: ignore[arg-type]
+    made = labels(runner, check, case)
     return judge_store(outcome.output, outcome.operands, runner.impl.contract, made)
 
 
@@ -73,8 +74,8 @@ def _judge(runner: Runner, case: StoreCase, check: str, outcome: Outcome) -> Ver
 
 def judge_repeats(runner: Runner, case: StoreCase, check: str) -> Verdict:
     """The same call again and again leaves the same bytes."""
-    outcome = runner.run(case, repeats=REPEATS[runner.device.type])  # type: ignore[arg-type]
-    found = complaint(runner, check, case, outcome)  # type: ignore[arg-type]
+    outcome = runner.run(case, repeats=REPEATS[runner.device.type])
+    found = failed_call(runner, check, case, outcome)
     if found is not None:
         return found
     if outcome.differing is not None:
@@ -87,15 +88,15 @@ def judge_repeats(runner: Runner, case: StoreCase, check: str) -> Verdict:
 def judge_pair(runner: Runner, case: StoreCase, check: str, change: Change) -> Verdict:
     """Tokens that both calls store have the same bytes; without `batch_invariant` only while the batch is the same."""
     other = change(case)
-    outcome = runner.run(case)  # type: ignore[arg-type]
-    again = runner.run(other)  # type: ignore[arg-type]
+    outcome = runner.run(case)
+    again = runner.run(other)
     for each, result in ((case, outcome), (other, again)):
-        found = complaint(runner, check, each, result)  # type: ignore[arg-type]
+        found = failed_call(runner, check, each, result)
         found = found or _judge(runner, each, check, result)
         if found.status is not Status.PASSED:
             return replace(found, case=str(case))
     if case.ids != other.ids and not runner.impl.contract.batch_invariant:
-        return verdict(runner, check, case, Status.PASSED, cells=_cells(outcome))  # type: ignore[arg-type]
+        return verdict(runner, check, case, Status.PASSED, cells=_cells(outcome))
     return _compare(runner, case, check, outcome, [again])
 
 
@@ -103,17 +104,17 @@ def judge_decode(runner: Runner, case: StoreCase, check: str) -> Verdict:
     """Some tokens are stored again, each in a call of its own, as decode steps store what a prefill may have stored."""
     if not runner.impl.contract.batch_invariant:
         reason = "the contract does not promise batch invariance"
-        return verdict(runner, check, case, Status.UNSUPPORTED, reason)  # type: ignore[arg-type]
-    outcome = runner.run(case)  # type: ignore[arg-type]
-    found = complaint(runner, check, case, outcome)  # type: ignore[arg-type]
+        return verdict(runner, check, case, Status.UNSUPPORTED, reason)
+    outcome = runner.run(case)
+    found = failed_call(runner, check, case, outcome)
     if found is not None:
         return found
     step = max(1, case.tokens // DECODE_STEPS)
     singles = []
     for name in case.ids[::step][:DECODE_STEPS]:
         single = replace(case, ids=(name,), pages=1, gap=0, place="order")
-        result = runner.run(single)  # type: ignore[arg-type]
-        found = complaint(runner, check, single, result)  # type: ignore[arg-type]
+        result = runner.run(single)
+        found = failed_call(runner, check, single, result)
         if found is not None:
             return found
         singles.append(result)
@@ -145,27 +146,27 @@ def _compare(runner: Runner, case: StoreCase, check: str, outcome: Outcome, othe
                     f"{int(theirs[there[row], column])} in the other ({other.operands.case})"
                 )
                 return _failed(runner, check, case, text, token_place(outcome.operands, token))
-    return verdict(runner, check, case, Status.PASSED, cells=cells)  # type: ignore[arg-type]
+    return verdict(runner, check, case, Status.PASSED, cells=cells)
 
 
 def judge_graph(runner: Runner, case: StoreCase, check: str) -> Verdict:
     """Captured on one case and replayed on another of the same shapes, a call leaves what a plain call leaves."""
     wide = replace(case, seed=case.seed + 1, perm=case.perm + 1, fill=case.fill + 1, skip=0, data="bell")
-    outcome = runner.replay(wide, case)  # type: ignore[arg-type]
-    found = complaint(runner, check, case, outcome)  # type: ignore[arg-type]
+    outcome = runner.replay(wide, case)
+    found = failed_call(runner, check, case, outcome)
     return found or _judge(runner, case, check, outcome)
 
 
 def judge_digest(runner: Runner, case: StoreCase, check: str) -> Verdict:
     """The bytes are those recorded for our own store, on whatever device they were computed."""
-    outcome = runner.run(case)  # type: ignore[arg-type]
-    found = complaint(runner, check, case, outcome)  # type: ignore[arg-type]
+    outcome = runner.run(case)
+    found = failed_call(runner, check, case, outcome)
     if found is not None:
         return found
-    wanted = known_digests().get(str(case), {}).get(runner.impl.name)
+    wanted = known_digests().get(case, {}).get(runner.impl.name)
     if wanted is None:
         reason = "no bytes are recorded for this case"
-        return verdict(runner, check, case, Status.UNSUPPORTED, reason)  # type: ignore[arg-type]
+        return verdict(runner, check, case, Status.UNSUPPORTED, reason)
     if digest_of(outcome.output) != wanted:
         return _failed(runner, check, case, "the pool's bytes are not those recorded for this mode")
     return _judge(runner, case, check, outcome)
@@ -176,7 +177,7 @@ def _cells(outcome: Outcome) -> int:
 
 
 def _failed(runner: Runner, check: str, case: StoreCase, message: str, where: dict[str, int] | None = None) -> Verdict:
-    return verdict(runner, check, case, Status.FAILED, message, where=where or {})  # type: ignore[arg-type]
+    return verdict(runner, check, case, Status.FAILED, message, where=where or {})
 
 
 # ------------------------------------------------------------------------------------------------------------- checks
@@ -208,7 +209,7 @@ def _check(
     def judged(runner: Runner, case: Any) -> Verdict:
         return judge(runner, case, f"{level}/{name}")
 
-    return Check(level, name, ("store",), strategy, judged, share, **more)  # type: ignore[arg-type]
+    return Check(level, name, strategy, judged, share, **more)
 
 
 def _pair(change: Change) -> Callable[[Runner, StoreCase, str], Verdict]:
@@ -220,16 +221,13 @@ def _needs_cuda(impl: Implementation, device: torch.device) -> str | None:
 
 
 def _recorded(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[Any]:
-    from parity.ops.store.case import parse_store_case
-
-    cases = [parse_store_case(text) for text in known_digests()]
-    return st.sampled_from([case for case in cases if case.layout == impl.layout])
+    return st.sampled_from([case for case in known_digests() if case.layout == impl.layout])
 
 
 def _needs_digest(impl: Implementation, device: torch.device) -> str | None:
     if any(impl.name in found for found in known_digests().values()):
         return None
-    return "bytes are recorded for the built-in stores alone"
+    return "bytes are recorded for the built-in stores only"
 
 
 def _always(impl: Implementation) -> bool:
@@ -254,5 +252,6 @@ CHECKS = [
     _check("invariance", "decode", 1.0, _drawn(min_tokens=1, max_tokens=40), judge_decode),
     _check("invariance", "graph", 0.5, _drawn(min_tokens=1, max_tokens=40), judge_graph, needs=_needs_cuda),
     _check("invariance", "recorded", 0.0, _recorded, judge_digest, needs=_needs_digest, listed=_always),
+    *SEMANTICS,
 ]
-assert set(STORE_DATA) >= {"bell", "octaves", "zeros", "onehot", "pairs", "tiny", "large"}
+assert set(DATA) >= {"bell", "octaves", "zeros", "onehot", "pairs", "tiny", "large"}

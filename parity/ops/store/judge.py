@@ -14,8 +14,8 @@ from torch import Tensor
 from parity.domain.contract import Contract
 from parity.numerics import published
 from parity.numerics.intervals import allowed_fused, allowed_published, largest_judged
-from parity.ops.paged_logits.case import PAGE
 from parity.ops.store.operands import StoreOperands, named_bytes
+from parity.pages.layout import PAGE, find
 from parity.results import Labels, Status, Verdict
 
 
@@ -72,7 +72,7 @@ def _compare_bytes(
 ) -> Verdict:
     given = (operands.norm_weight, operands.eps, operands.positions[judged], operands.rope_table)
     z = published.rows(operands.pooled[judged], *given)
-    wanted, wanted_scales = published.stored(z, contract.layout, contract.scale, contract.fake_fp4)
+    wanted, wanted_scales = find(contract.layout).encode(z, contract.scale, contract.fake_fp4)
     pairs = [("payload byte", payload, wanted)]
     if wanted_scales is not None:
         pairs.insert(0, ("scale byte", scales, wanted_scales))
@@ -113,14 +113,10 @@ def byte_place(operands: StoreOperands, address: int) -> tuple[dict[str, int], s
     """Coordinates of a byte of the pool, and what it belongs to in words."""
     case = operands.case
     page, inside = divmod(address, case.page_stride)
-    payload = {"bf16": 256, "fp8": 128, "fp4": 64}[case.layout]
     where = {"page": page, "byte": address}
     if inside >= case.page_bytes:
         return where, f"byte {address}, between pages {page} and {page + 1},"
-    if inside < PAGE * payload:
-        row, what = inside // payload, "payload"
-    else:
-        row, what = (inside - PAGE * payload) // (case.page_bytes // PAGE - payload), "scale"
+    row, what = find(case.layout).place_of_byte(inside)
     slot = page * PAGE + row
     return where | {"slot": slot}, f"byte {address}, in the {what} of slot {slot} on page {page},"
 

@@ -7,11 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parity.ops.paged_logits.case import PAGE, SLOT_BYTES
 from parity.ops.store import values as store_values
 from parity.ops.store.case import StoreCase
 from parity.pages import counter
-from parity.pages.pools import LAZY_BYTES, Windows, cache_view, lazy_buffer, windows_around
+from parity.pages.layout import DIM, PAGE, find
+from parity.pages.pools import LAZY_BYTES, Windows, lazy_buffer, windows_around, windows_bytes
+from parity.run import memory
 from reference import rope
 from reference.config import FLASH
 
@@ -64,6 +65,14 @@ class StoreOperands:
             self.pool[start:stop] = data[at : at + stop - start]
             at += stop - start
 
+    def snapshot(self) -> dict[str, Tensor]:
+        """Copies of what a call must not write."""
+        return {name: tensor.clone() for name, tensor in self.inputs().items()}
+
+    def changed(self, before: dict[str, Tensor]) -> tuple[str, ...]:
+        """Names of the inputs that differ from the snapshot in any bit."""
+        return tuple(name for name, now in self.inputs().items() if not torch.equal(_bits(before[name]), _bits(now)))
+
     def inputs(self) -> dict[str, Tensor]:
         """The operands that must not be written; of the rotary table the rows in use."""
         rows = self.rope_table[self.positions.long()] if self.case.tokens else self.rope_table[:0]
@@ -76,14 +85,32 @@ class StoreOperands:
         }
 
 
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(torch.uint8)
+
+
+def operand_bytes(case: StoreCase, device: str | torch.device = "cpu") -> int:
+    """About how many bytes the operands of a case take on a device; what judging takes comes on top."""
+    total = case.pages * case.page_stride
+    pool = total if total <= LAZY_BYTES else windows_bytes((case.tokens + 2) * 3 * case.page_bytes, total)
+    table = case.max_position * 64 * 4
+    if torch.device(device).type == "cpu":
+        table = min(table, case.tokens << 12)  # mapped lazily: a page of memory per row
+    elif total > LAZY_BYTES:
+        pool += total
+    # Keys and the words that they are drawn from; places and what they are shuffled by; the pool and its copy.
+    return 40 * DIM * case.tokens + 40 * case.places + 2 * pool + table
+
+
 def build_store(case: StoreCase, device: str | torch.device = "cpu") -> StoreOperands:
     """The operands of a store case on a device; new storages at every call."""
     device = torch.device(device)
+    memory.require(operand_bytes(case, device), device)
     names = torch.tensor(case.ids, dtype=torch.int64, device=device)
     positions = store_values.draw_positions(case, names)
     out_loc = slots_of(case, device)
     pool, windows = _build_pool(case, out_loc, device)
-    view = cache_view(_page_view(case, pool), case.layout)
+    view = find(case.layout).cache_view(_page_view(case, pool))
     before = torch.cat([pool[start:stop] for start, stop in windows]) if windows else pool.clone()
     return StoreOperands(
         case,
@@ -164,9 +191,4 @@ def named_bytes(case: StoreCase, out_loc: Tensor) -> tuple[Tensor, Tensor]:
     """Byte addresses in the pool that the stored slots own, for the m tokens with a slot, in batch order: payload int64
     [m, payload bytes] and scale int64 [m, scale bytes]."""
     slots = out_loc[out_loc >= 0]
-    payload = {"bf16": 256, "fp8": 128, "fp4": 64}[case.layout]
-    scale = SLOT_BYTES[case.layout] - payload
-    page, row = slots // PAGE * case.page_stride, slots % PAGE
-    one = torch.arange(payload, device=slots.device)
-    other = torch.arange(scale, device=slots.device)
-    return (page + row * payload)[:, None] + one, (page + PAGE * payload + row * scale)[:, None] + other
+    return find(case.layout).addresses(slots, case.page_stride)

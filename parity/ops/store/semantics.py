@@ -1,18 +1,12 @@
 """Level semantics: does a store keep what DeepSeek's reference selects? Recall and regret against recorded floors.
 
 From the same pooled keys the reference stores its fp4-grid keys and the store under judgement its own. The reference's
-queries (64 heads, the rows after a prompt's last token) score both, exactly in float64, so that the store alone makes
+queries (64 heads, the rows after a prompt's last token) score both, exactly in float64, so that only the store makes
 the difference; top-k of both are compared. A floor belongs to a contract and a context length: the recorded mean over
-seeds minus six standard deviations between seeds and `ALLOWANCE`.
-
-`python -m parity.ops.store.semantics` prints the table, `--write` records floors.
+seeds minus six standard deviations between seeds and an allowance (`parity/ops/store/floors.py` records them).
 """
 
 import functools
-import json
-import statistics
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,26 +15,23 @@ from torch import Tensor
 
 from parity.domain.contract import Contract
 from parity.domain.profiles import Profile
+from parity.golden.stored import read, shipped
 from parity.numerics.selection import recall, regret
-from parity.ops.check import Check, complaint, verdict
+from parity.ops.check import Check, failed_call, verdict
 from parity.ops.store.case import StoreCase
 from parity.ops.store.operands import StoreOperands
 from parity.pages import counter
+from parity.pages.layout import find
 from parity.results import Status, Verdict
-from parity.run.device import provenance
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
 from parity.run.runner import Runner
-from reference import compressor, exact, formats, indexer, pages, rope
+from reference import compressor, exact, formats, indexer, rope
 from reference.config import FLASH
 from reference.hadamard import hadamard
 
-FLOORS = Path(__file__).resolve().parents[2] / "semantics_floors.json"
+FILE = "semantics_floors.json"
 TOKENS = (4509, 10498, 22000)  # context lengths in tokens; a quarter of them are keys
 TOPK, HEADS, ROWS = 512, 64, 16
-SEEDS = tuple(range(100, 112))  # of the recorded means; the check itself draws another
-DEVIATIONS = 6.0
-# The reference sums a row's mean of squares in an order that depends on the CPU; that changes about one key in 13,000.
-ALLOWANCE = {"recall": 1e-3, "regret": 1e-5}
 STREAM_Q, STREAM_W, STREAM_BASE = 41, 42, 43
 
 
@@ -54,7 +45,7 @@ def case_of(tokens: int, layout: str, seed: int) -> StoreCase:
 
 def key_of(contract: Contract) -> str:
     """What floors are recorded under: the contract's words that decide what is stored."""
-    scale = f"/{contract.scale}" if contract.layout == "fp8" else ""
+    scale = f"/{contract.scale}" if find(contract.layout).scale_rules else ""
     fake = "+fake_fp4" if contract.fake_fp4 else ""
     return f"{contract.layout}{scale}/{contract.schedule}{fake}"
 
@@ -70,7 +61,7 @@ def measure(operands: StoreOperands) -> dict[str, float]:
     pooled, weight = operands.pooled.cpu().to(torch.bfloat16), operands.norm_weight.cpu()
     places, table = operands.positions.cpu(), operands.rope_table.cpu()
     published = compressor.finish(pooled, weight, operands.eps, places, table).fp4.to(device)
-    values, scales = pages.read_keys(operands.kv_cache, case.layout, operands.out_loc)
+    values, scales = find(case.layout).read(operands.kv_cache, operands.out_loc)
     stored = exact.widen(values) * (1.0 if scales is None else exact.widen(scales)[:, None])
     q, w = queries(case, device)
     reference, mine = exact.logits(q, published, w), exact.logits(q, stored, w)
@@ -110,7 +101,7 @@ def _bell(seed: int, stream: int, *coordinates: Tensor) -> Tensor:
 @functools.cache
 def floors() -> dict[str, dict[str, dict[str, float]]]:
     """Contract key to tokens to recorded numbers."""
-    return json.loads(FLOORS.read_text())["floors"] if FLOORS.is_file() else {}
+    return read(shipped(FILE), "record of floors")["floors"]
 
 
 def _cases(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[Any]:
@@ -120,14 +111,14 @@ def _cases(impl: Implementation, profile: Profile, device: torch.device) -> st.S
 def judge_recall(runner: Runner, case: StoreCase) -> Verdict:
     """Recall at least, and regret at most, what is recorded for the contract at this length."""
     check = "semantics/recall"
-    outcome = runner.run(case)  # type: ignore[arg-type]
-    found = complaint(runner, check, case, outcome)  # type: ignore[arg-type]
+    outcome = runner.run(case)
+    found = failed_call(runner, check, case, outcome)
     if found is not None:
         return found
     floor = floors().get(key_of(runner.impl.contract), {}).get(str(tokens_of(case)))
     if floor is None:
         reason = f"no floor is recorded for {key_of(runner.impl.contract)} at {tokens_of(case)} tokens"
-        return verdict(runner, check, case, Status.UNSUPPORTED, reason)  # type: ignore[arg-type]
+        return verdict(runner, check, case, Status.UNSUPPORTED, reason)
     outcome.operands.restore(outcome.output)
     got = measure(outcome.operands)
     cells = ROWS * TOPK
@@ -137,8 +128,8 @@ def judge_recall(runner: Runner, case: StoreCase) -> Verdict:
     )
     good = got["recall"] >= floor["recall_floor"] and got["regret"] <= floor["regret_ceiling"]
     if good:
-        return verdict(runner, check, case, Status.PASSED, cells=cells)  # type: ignore[arg-type]
-    return verdict(runner, check, case, Status.FAILED, text, cells=cells)  # type: ignore[arg-type]
+        return verdict(runner, check, case, Status.PASSED, cells=cells)
+    return verdict(runner, check, case, Status.FAILED, text, cells=cells)
 
 
 def tokens_of(case: StoreCase) -> int:
@@ -154,70 +145,11 @@ CHECKS = [
     Check(
         "semantics",
         "recall",
-        ("store",),
         _cases,
-        judge_recall,  # type: ignore[arg-type]
+        judge_recall,
         0.0,
         accepts=_accepts,
         shrinks=False,
         listed=lambda *_: True,
     )
 ]
-
-
-# ---------------------------------------------------------------------------------------------------------- recording
-
-
-def record(device: torch.device) -> dict[str, Any]:
-    """Recall and regret of every mode of our store at every length, and floors from them."""
-    from parity.ops.store.builtin import stores
-    from parity.ops.store.call import execute_store
-    from parity.ops.store.operands import build_store
-
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for name, impl in stores(device).items():
-        assert impl.function is not None
-        rows = found.setdefault(key_of(impl.contract), {})
-        for tokens in TOKENS:
-            results = []
-            for seed in SEEDS:
-                operands = build_store(case_of(tokens, impl.layout, seed), device)
-                outcome = execute_store(impl, impl.function, operands)
-                if outcome.output is None:
-                    raise RuntimeError(f"{name}: {outcome.complaint}")
-                results.append(measure(operands))
-            rows[str(tokens)] = _summary(results)
-            line = rows[str(tokens)]
-            print(f"{name:<36}{tokens:>7}  recall {line['recall']:.4f}  regret {line['regret']:.2e}", flush=True)
-    about = (
-        f"mean over seeds {SEEDS[0]}..{SEEDS[-1]} minus {DEVIATIONS:g} standard deviations between seeds "
-        f"and {ALLOWANCE['recall']:g}"
-    )
-    return {"about": about, "topk": TOPK, "rows": ROWS, "provenance": provenance(device), "floors": found}
-
-
-def _summary(results: list[dict[str, float]]) -> dict[str, float]:
-    mean = {name: statistics.fmean(result[name] for result in results) for name in ("recall", "regret")}
-    deviation = {name: statistics.stdev(result[name] for result in results) for name in ("recall", "regret")}
-    free = statistics.fmean(result["recall_unquantised"] for result in results)
-    return {
-        "recall": round(mean["recall"], 6),
-        "recall_unquantised": round(free, 6),
-        "recall_deviation": round(deviation["recall"], 6),
-        "recall_floor": round(mean["recall"] - DEVIATIONS * deviation["recall"] - ALLOWANCE["recall"], 6),
-        "worst_row": round(min(result["worst_row"] for result in results), 6),
-        "regret": mean["regret"],
-        "regret_ceiling": mean["regret"] + DEVIATIONS * deviation["regret"] + ALLOWANCE["regret"],
-    }
-
-
-def main(words: list[str]) -> int:
-    """Print the table; record it with `--write`."""
-    found = record(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    if "--write" in words:
-        FLOORS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -5,8 +5,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from parity.ops.paged_logits.case import PAGE
-from parity.ops.store.case import DTYPES, PLACES, POSITIONS, STORE_DATA, WEIGHTS, StoreCase
+from parity.ops.store.case import DATA, DTYPES, PLACES, POSITIONS, WEIGHTS, StoreCase
+from parity.pages.layout import PAGE, find
 
 # Nothing, one, the borders of warps, blocks and pages, and the ragged middle.
 COUNTS = (0, 1, 2, 3, 4, 5, 15, 16, 17, 31, 33, 63, 64, 65, 127, 130)
@@ -17,7 +17,7 @@ BIG_BYTES = (1 << 32) + (1 << 29)
 def store_cases(
     *,
     layout: str = "bf16",
-    data: Sequence[str] = STORE_DATA[:-1],
+    data: Sequence[str] = DATA[:-1],
     weights: Sequence[str] = WEIGHTS,
     positions: Sequence[str] = POSITIONS,
     dtypes: Sequence[str] = DTYPES,
@@ -51,7 +51,7 @@ def store_cases(
         fields: dict[str, Any] = {"gap": 0}
         if big:
             pages = max(pages, 6)  # so that no gap passes the limit of a case
-            page = PAGE * {"bf16": 256, "fp8": 132, "fp4": 68}[layout]
+            page = find(layout).page_bytes
             fields["gap"] = max(16, -(-(BIG_BYTES // (pages - 1) - page) // 16) * 16)
         elif gaps:
             fields["gap"] = draw(st.sampled_from((0, 0, 16, 48, 4096)))

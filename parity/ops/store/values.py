@@ -1,6 +1,6 @@
 """What a store case's tokens hold: pooled keys, norm weights, positions and rotary rows, as functions of token names.
 
-Integer arithmetic and exact scaling alone, so that a case has the same bits on every machine and device. Rotary rows
+Only integer arithmetic and exact scaling, so that a case has the same bits on every machine and device. Rotary rows
 are numbers in (-1, 1) drawn by position: a store must use the table that it is given, and a libm's sine would not be
 the same everywhere.
 """
@@ -8,9 +8,10 @@ the same everywhere.
 import torch
 from torch import Tensor
 
-from parity.ops.paged_logits.case import DIM
 from parity.ops.store.case import MAX_POSITION, StoreCase
 from parity.pages import counter
+from parity.pages.keys import power_of_two
+from parity.pages.layout import DIM
 
 STREAM_POOLED, STREAM_FRACTION, STREAM_NORM, STREAM_TOKEN, STREAM_ROPE, STREAM_POOL, STREAM_TOPIC = range(21, 28)
 # Twice the midpoints of the fp4 grid in the two upper binades, where a block's largest magnitude falls.
@@ -30,7 +31,7 @@ def draw_pooled(case: StoreCase, names: Tensor) -> Tensor:
         values = 0.5 * values + _topics(case, names)
     octave = {"octaves": (-12, 4), "tiny": (-90, 6), "large": (38, 4)}.get(case.data)
     if octave is not None:
-        values = values * _power(counter.field(row, 8, octave[1]) + octave[0]).unsqueeze(-1)
+        values = values * power_of_two(counter.field(row, 8, octave[1]) + octave[0]).unsqueeze(-1)
     if case.data in ("zeros", "onehot", "pairs"):
         first = counter.field(row, 20, 7)
         second = (first + 1 + counter.field(row, 27, 6)) % DIM
@@ -65,11 +66,11 @@ def draw_norm_weight(case: StoreCase, device: torch.device) -> Tensor:
         values = torch.ones(DIM, device=device)
     elif case.weights == "ties":
         table = torch.tensor(TIES, device=device)
-        values = table[counter.field(words, 30, 2)] * _power(counter.field(words, 20, 2) - 2)
+        values = table[counter.field(words, 30, 2)] * power_of_two(counter.field(words, 20, 2) - 2)
     else:
         fraction = (counter.field(words, 10, 23) + (1 << 23)).to(torch.float32) * 2.0**-23
         sign = 1.0 - 2.0 * (counter.field(words, 50, 3) == 0).to(torch.float32)
-        values = fraction * _power(counter.field(words, 40, 2) - 2) * sign
+        values = fraction * power_of_two(counter.field(words, 40, 2) - 2) * sign
     return values.to(torch.bfloat16) if case.weight == "bf16" else values
 
 
@@ -83,7 +84,7 @@ def draw_positions(case: StoreCase, names: Tensor) -> Tensor:
 
 
 def draw_rope_rows(positions: Tensor) -> Tensor:
-    """Rows float32 [n, 64] of the rotary table: 24-bit numbers in [-1, 1), a function of the position alone."""
+    """Rows float32 [n, 64] of the rotary table: 24-bit numbers in [-1, 1), a function of the position only."""
     keys = counter.row_keys(0, STREAM_ROPE, (positions.to(torch.int64),))
     return (counter.row_words(keys, counter.counting(64, positions.device)) >> 8).to(torch.float32) * 2.0**-23
 
@@ -110,8 +111,3 @@ def draw_bytes(seed: int, first: int, count: int, device: torch.device) -> Tenso
 def _bell(words: Tensor) -> Tensor:
     """int64 of the words' shape, the sum of a word's four bytes about its mean: -510 .. 510."""
     return words.view(torch.uint8).view(*words.shape, 4).sum(-1) - 510
-
-
-def _power(exponents: Tensor) -> Tensor:
-    """2^exponents in float32, from exponent bits; exponents from -126 to 127."""
-    return ((exponents + 127) << 23).to(torch.int32).view(torch.float32)

@@ -1,9 +1,9 @@
-"""Synthetic logits for the top-k stage: each class aims at one way in which selection kernels lose members."""
+"""Synthetic logits for top-k: each class aims at one way in which selection kernels lose members."""
 
 import torch
 from torch import Tensor
 
-from parity.ops.paged_logits.case import TOPK_DATA
+from parity.ops.topk.case import DATA
 from parity.pages import counter
 
 STREAM_SCORE, STREAM_STALE, STREAM_ROW = 17, 18, 19
@@ -20,7 +20,7 @@ ABOUT: dict[str, str] = {
     "few": "five values, so that ties at the boundary abound",
     "zeros": "+0 and -0 with a rare +-1",
 }
-assert tuple(ABOUT) == TOPK_DATA
+assert tuple(ABOUT) == DATA
 
 
 def draw_scores(data: str, seed: int, requests: Tensor, rows: Tensor, keys: Tensor) -> Tensor:

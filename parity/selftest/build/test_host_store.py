@@ -8,11 +8,11 @@ import torch
 from impl import fused_store, store_modes
 from impl.checks import Unsupported
 from impl.store_modes import MODES, Mode
-from parity.ops.store.case import StoreCase
-from parity.ops.store.operands import build_store
 from parity.build import host_store
 from parity.ops.store import builtin as store_builtin
-from parity.golden import digests as store_digests
+from parity.ops.store import digests
+from parity.ops.store.case import StoreCase
+from parity.ops.store.operands import build_store
 from parity.run.registry import builtin
 
 CPU = torch.device("cpu")
@@ -48,8 +48,8 @@ def test_bytes_do_not_depend_on_the_lanes_of_a_token(mode):
 
 @executed
 def test_bytes_are_those_recorded():
-    found = store_digests.compute(CPU)
-    assert store_digests.differences(found) == []
+    found = digests.compute(CPU)
+    assert found == digests.known_digests()
     assert sum(map(len, found.values())) == len(MODES) * 7
 
 
@@ -127,7 +127,7 @@ def test_without_a_compiler_the_store_is_not_executed_by_name(monkeypatch):
     monkeypatch.setattr(host_store, "compiler", lambda: None)
     try:
         assert "no C++ compiler" in (host_store.missing() or "")
-        found = store_builtin.stores(CPU)
+        found = store_builtin.implementations(CPU)
         assert all("no C++ compiler" in (impl.absent or "") for impl in found.values())
         with pytest.raises(host_store.HostStoreError, match="cannot run on this CPU: no C\\+\\+ compiler"):
             host_store.build()
@@ -157,4 +157,4 @@ def test_a_source_that_does_not_compile_says_what_the_compiler_said(tmp_path):
 
 def test_all_modes_are_built_in():
     found = builtin(CPU)
-    assert [name for name, impl in found.items() if impl.stage == "store"] == list(store_builtin.NAMES)
+    assert [name for name, impl in found.items() if impl.op == "store"] == list(store_builtin.NAMES)

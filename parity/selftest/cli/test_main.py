@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ import torch
 
 from parity.cli import main as cli
 from parity.command import CommandError
-from parity.gate import summary
+from parity.results import FORMAT, GATE
+from parity.vocabulary import LEVELS, PROFILES
 
 ROOT = Path(__file__).resolve().parents[3]
 GOOD = str(ROOT / "examples" / "own_kernel.py")
@@ -42,8 +44,8 @@ def one_sentence(text: str) -> str:
         (["gate", "--nonsense"], "unknown argument '--nonsense'"),
         (["gate", "--prof", "ci"], "unknown argument '--prof'"),
         (["gate", "--profile", "fast"], "invalid choice: 'fast'"),
-        (["gate", "--layout", "int8"], "invalid choice: 'int8'"),
-        (["gate", "--stage", "store-all"], "invalid choice"),
+        (["gate", "--layout", "int8", "--device", "cpu"], "layout must be one of bf16"),
+        (["gate", "--op", "store-all", "--device", "cpu"], "op: expected one of"),
         (["gate", "--device", "tpu"], "invalid choice: 'tpu'"),
         (["gate", "--require-device", "tpu"], "invalid choice: 'tpu'"),
         (["gate", "--require-device", "cuda", "--device", "cpu"], "contradicts --device cpu"),
@@ -51,14 +53,18 @@ def one_sentence(text: str) -> str:
         (["gate", "--seconds", "soon"], "invalid number value: 'soon'"),
         (["gate", "--seed", "-1"], "must be 0 or more, got -1"),
         (["gate", "--examples", "few"], "invalid whole number value: 'few'"),
+        (["gate", "--examples", "0"], "must be 1 or more, got 0"),
         (["gate", "--workers", "x"], "invalid whole number value: 'x'"),
+        (["gate", "--workers", "0"], "must be 1 or more, got 0"),
+        (["gate", "--workers", "9999999"], "must be at most"),
+        (["gate", "--fixtures", "no/such"], "--fixtures no/such: no such folder"),
         (["gate", "--level", "magic"], "invalid choice: 'magic'"),
         (["gate", "--json", "no/such/folder/a.json"], "cannot write no/such/folder/a.json"),
         (["gate", "--junit", "no/such/folder/a.xml"], "cannot write no/such/folder/a.xml"),
         (["gate", "--markdown", "no/such/folder/a.md"], "cannot write no/such/folder/a.md"),
         (["run"], "--case"),
         (["run", "--case", "v1 lens=3"], "--impl is missing"),
-        (["run", "--case", "v0 lens=3", "--impl", "torch-bf16"], "must begin with v1"),
+        (["run", "--case", "v0 lens=3", "--impl", "torch-bf16"], "must begin with v2 or v1"),
         (["run", "--case", "v1 lens=3 colour=red", "--impl", "torch-bf16"], "unknown name"),
         (["golden"], "ACTION"),
         (["golden", "paint"], "invalid choice: 'paint'"),
@@ -67,6 +73,26 @@ def one_sentence(text: str) -> str:
         (["merge", "no-such.json"], "no-such.json: No such file"),
         (["recorded"], "DIR"),
         (["list", "--json", "."], "is a folder"),
+        (["compile", "--arch", "sm_75"], "must be one of sm_80"),
+        (["compile", "--arch", "ninety"], "invalid architecture value: 'ninety'"),
+        (["compile", "--nonsense"], "unknown argument '--nonsense'"),
+        (["compile", "--fixtures", "no/such"], "--fixtures no/such: no such folder"),
+        (["bench", "--rounds", "0"], "must be 1 or more, got 0"),
+        (["bench", "--only", "nothing"], "invalid choice: 'nothing'"),
+        (["bench", "--json", "no/such/x.json"], "its folder does not exist"),
+        (["probe", "--operand", "int8"], "invalid choice: 'int8'"),
+        (["probe", "--json", "no/such/x.json"], "its folder does not exist"),
+        (["mutants", "--workers", "9999999"], "must be at most"),
+        (["mutants", "--kind", "magic"], "invalid choice: 'magic'"),
+        (["mutants", "no-such-model"], "no fault model 'no-such-model'"),
+        (["diagnose"], "say either --impl"),
+        (["diagnose", "--capture", "no-such.pt"], "no-such.pt"),
+        (["explain", "--heads", "0"], "must be 1 or more, got 0"),
+        (["explain", "--preset", "no-such"], "cannot explain"),
+        (["sweep"], "recall|memory"),
+        (["sweep", "recall", "--cases", "x"], "invalid whole number value: 'x'"),
+        (["story", "--seed", "-1"], "must be 0 or more, got -1"),
+        (["report"], "expected at least one JSON file"),
     ],
     ids=lambda value: "-".join(value)[:40] if isinstance(value, list) else None,
 )
@@ -103,50 +129,33 @@ def test_version(capsys):
     assert capsys.readouterr().out.startswith("indexer-parity")
 
 
-def test_the_choices_are_the_suites_and_the_contracts():
-    # Written out in the command line, which must not import torch to parse.
-    from parity.domain import contract, profiles
-    from parity.ops import check
-
-    assert set(cli.LEVELS) == set(check.LEVELS)
-    assert set(cli.PROFILES) == set(profiles.PROFILES)
-    assert set(cli.STAGES) == set(contract.STAGES)
-    assert set(cli.LAYOUTS) == set(contract.LAYOUTS)
-
-
 def test_the_command_line_itself_needs_no_torch():
-    code = "import sys, parity.cli.main, parity.gate.gate, parity.gate.summary; sys.exit('torch' in sys.modules)"
+    code = "import sys, parity.cli.main as cli; cli.build_parser(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["probe", "compile", "bench"])
-def test_a_command_that_is_not_there_says_so(name, capsys, monkeypatch):
-    monkeypatch.setattr("importlib.import_module", missing)
-    assert cli.main([name, "--json", "x"]) == 2
-    assert "not part of this version" in one_sentence(capsys.readouterr().err)
+def test_a_package_that_is_not_installed_is_named(capsys, monkeypatch):
+    def missing(options):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch.nn")
 
-
-def missing(name: str) -> None:
-    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
-def test_a_command_of_its_own_gets_its_words(monkeypatch):
-    class Module:
-        @staticmethod
-        def main(words):
-            return 1 if words == ["--json", "x", "--device", "cuda"] else 0
-
-    monkeypatch.setattr("importlib.import_module", lambda name: Module)
-    assert cli.main(["probe", "--json", "x", "--device", "cuda"]) == 1
-
-
-def test_an_interrupt_exits_2(capsys, monkeypatch):
-    def interrupted(options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setitem(cli.HANDLERS, "list", interrupted)
+    monkeypatch.setattr("parity.cli.list.run", missing)
     assert cli.main(["list"]) == 2
-    assert "interrupted" in one_sentence(capsys.readouterr().err)
+    assert "needs the package torch, which is not installed here: pip install torch" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+@pytest.mark.parametrize("words", [["bench"], ["probe"], ["probe", "--device", "cuda"]], ids=" ".join)
+def test_commands_that_need_a_gpu_say_so(words, capsys, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert cli.main(words) == 2
+    assert "no CUDA device" in one_sentence(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_an_interrupt_and_exits_2(number, capsys, monkeypatch):
+    monkeypatch.setattr("parity.cli.list.run", lambda options: os.kill(os.getpid(), number))
+    assert cli.main(["list"]) == 2
+    assert {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[number] in one_sentence(capsys.readouterr().err)
 
 
 def test_list_names_everything_there_is(tmp_path):
@@ -155,9 +164,9 @@ def test_list_names_everything_there_is(tmp_path):
     found = json.loads((tmp_path / "list.json").read_text())
     names = {item["name"] for item in found["implementations"]}
     assert {"torch-bf16", "torch-fp8", "triton-bf16", "triton-fp8", "topk", "store-bf16-published"} <= names
-    assert {item["level"] for item in found["checks"]} == set(cli.LEVELS)
-    assert set(found["profiles"]) == set(cli.PROFILES)
-    for word in (*sorted(names), *cli.LEVELS, *cli.PROFILES, "octaves", "narrow"):
+    assert {item["level"] for item in found["checks"]} == set(LEVELS)
+    assert set(found["profiles"]) == set(PROFILES)
+    for word in (*sorted(names), *LEVELS, *PROFILES, "octaves", "narrow", "compressor", "fp4"):
         assert word in done.stdout
 
 
@@ -201,7 +210,7 @@ def test_run_passes_a_correct_function(tmp_path):
     report = json.loads((tmp_path / "run.json").read_text())
     assert report["exit"] == 0
     assert "layout" in {row["level"] for row in report["rows"]}
-    assert report["case"] == "v1 lens=65,3 seed=4 perm=2"
+    assert report["case"] == "v2 op=paged_logits lens=65,3 seed=4 perm=2"
 
 
 def test_run_rejects_a_wrong_cell_and_says_where(tmp_path, faulty):
@@ -225,7 +234,7 @@ def test_run_reports_a_crash_as_an_error(tmp_path, faulty):
         (["--case", "v1 lens=3", "--impl", "warp-bf16"], "warp-bf16"),
         (["--case", "v1 lens=3", "--impl", "no.such.module:f", "--layout", "bf16"], "no.such.module"),
         (["--case", "v1 lens=3", "--impl", "torch-fp8"], "bf16 pages"),
-        (["--case", "v1 lens=3 stage=topk data=random", "--impl", "torch-bf16"], "stage topk"),
+        (["--case", "v1 lens=3 stage=topk data=random", "--impl", "torch-bf16"], "is of topk"),
         (["--case", "v1 lens=3", "--impl", "torch-bf16", "--contract", "none.toml"], "none.toml"),
         (["--case", "v1 lens=3", "--impl", "torch-bf16", "--check", "layout/none"], "layout/none"),
     ],
@@ -240,10 +249,10 @@ def test_run_refuses_what_does_not_fit(words, part, capsys, monkeypatch):
 def test_merge_adds_examples_and_keeps_the_worst(tmp_path, capsys):
     first = {"implementation": "a", "level": "layout", "check": "exact", "status": "passed", "examples": 3}
     rows = [first, {**first, "check": "tail", "status": "not run", "examples": 0, "message": "why"}]
-    others = [{**first, "examples": 4, "worst_ratio": 0.5}, {**first, "check": "tail", "examples": 1}]
+    others = [{**first, "examples": 4, "ratio": 0.5}, {**first, "check": "tail", "examples": 1}]
     files = []
     for name, found in (("a.json", rows), ("b.json", others)):
-        report = {"kind": summary.KIND, "format": summary.FORMAT, "rows": found, "provenance": {"device": name}}
+        report = {"kind": GATE, "format": FORMAT, "rows": found, "provenance": {"device": name}}
         (tmp_path / name).write_text(json.dumps(report))
         files.append(str(tmp_path / name))
     out = tmp_path / "all.json"
@@ -253,14 +262,14 @@ def test_merge_adds_examples_and_keeps_the_worst(tmp_path, capsys):
         ("exact", "passed", 7),
         ("tail", "passed", 1),
     ]
-    assert merged["rows"][0]["worst_ratio"] == 0.5
+    assert merged["rows"][0]["ratio"] == 0.5
     assert [run["provenance"]["device"] for run in merged["runs"]] == ["a.json", "b.json"]
     assert "8 examples" in capsys.readouterr().out
     assert (tmp_path / "all.md").read_text().startswith("## ✅ parity passed")
     assert cli.main(["merge", str(out), str(out)]) == 0, "a merged file can be merged again"
 
     others[0]["status"] = "failed"
-    (tmp_path / "b.json").write_text(json.dumps({"kind": summary.KIND, "format": summary.FORMAT, "rows": others}))
+    (tmp_path / "b.json").write_text(json.dumps({"kind": GATE, "format": FORMAT, "rows": others}))
     assert cli.main(["merge", *files]) == 1
 
 
@@ -269,12 +278,12 @@ def test_merge_adds_examples_and_keeps_the_worst(tmp_path, capsys):
     [
         ("{", "not JSON"),
         ("[]", "not a report"),
-        (json.dumps({"kind": summary.KIND, "format": 99}), "report format 99"),
-        (json.dumps({"kind": summary.KIND, "format": 1, "rows": [{"level": "layout"}]}), "lacks implementation"),
+        (json.dumps({"kind": GATE, "format": 99}), "report format 99"),
+        (json.dumps({"kind": GATE, "format": 1, "rows": [{"level": "layout"}]}), "lacks implementation"),
         (
             json.dumps(
                 {
-                    "kind": summary.KIND,
+                    "kind": GATE,
                     "format": 1,
                     "rows": [{"implementation": "a", "level": "layout", "check": "c", "status": "fine"}],
                 }

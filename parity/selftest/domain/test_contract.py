@@ -65,7 +65,7 @@ def test_every_key_from_toml(tmp_path):
     )
     assert contract.rounds
     path.write_text('[contract]\nlayout = "bf16"\n', encoding="utf-8")
-    assert Contract.from_toml(path, stage="topk").stage == "topk"
+    assert Contract.from_toml(path, op="topk").op == "topk"
 
 
 def test_named_models_and_auto():
@@ -79,10 +79,11 @@ def test_named_models_and_auto():
 @pytest.mark.parametrize(
     "given, said",
     [
-        ({}, "contract key 'layout' is missing: expected bf16, fp8 or fp4"),
         ({"layout": "int8"}, "contract key 'layout' must be one of bf16, fp8, fp4, got 'int8'"),
         ({"layout": "fp8", "tail": "zero"}, "contract key 'tail' must be one of -inf, unspecified, got 'zero'"),
-        ({"layout": "fp8", "stage": "x"}, "contract key 'stage' must be one of logits, topk, store, compressor"),
+        ({"layout": "fp8", "stage": "topk"}, "contract key 'stage' is unknown: expected one of arithmetic, "),
+        ({"layout": "fp8", "op": 3}, "contract key 'op' must be the name of an operation, got 3"),
+        ({"layout": "fp4", "fake_fp4": True}, "contract key 'fake_fp4' must be false for fp4 pages"),
         ({"layout": "fp8", "dot_dtype": "int8"}, "contract key 'dot_dtype' must be float32, bf16 or fp16, got 'int8'"),
         ({"layout": "fp8", "batch_invariant": 1}, "contract key 'batch_invariant' must be true or false, got 1"),
         ({"layout": "fp8", "heads": ["64"]}, "contract key 'heads' must be a list of int, got ['64']"),
@@ -117,9 +118,11 @@ def test_mistakes_in_files_name_the_file(tmp_path):
         Contract.from_toml(path)
 
 
-def test_stage_and_layout_of_the_caller():
-    with pytest.raises(ValueError, match="contract key 'layout' is 'bf16' but 'fp8' was asked for"):
-        Contract.from_dict({"layout": "bf16"}, layout="fp8")
-    assert Contract.from_dict({}, layout="fp8", stage="topk").stage == "topk"
+def test_operation_and_layout_of_the_caller():
+    for key, given, wanted in (("layout", "bf16", "fp8"), ("op", "store", "topk")):
+        with pytest.raises(ValueError, match=f"contract key '{key}' is '{given}' but '{wanted}' was requested"):
+            Contract.from_dict({key: given}, **{key: wanted})  # type: ignore[arg-type]
+    assert Contract.from_dict({}, layout="fp8", op="topk") == Contract("fp8", "topk")
+    assert Contract.from_dict({}) == Contract() and not Contract().layout  # operations without pages need none
     with pytest.raises(ValueError, match="'dot_verified' needs a grouped arithmetic"):
         Contract("fp8", dot_verified=True)

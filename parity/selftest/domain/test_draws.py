@@ -6,7 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
@@ -14,19 +13,19 @@ from hypothesis.errors import NoSuchExample
 from parity.domain.draws import BACKEND, mostly
 from parity.domain.profiles import profile
 from parity.ops.check import find_check
+from parity.run.operation import find as find_operation
 from parity.run.registry import load
 from parity.run.worker import Worker
+from parity.selftest.helpers import CPU, FAULTY
 from parity.suite.search import run_check
 
-FAULTY = Path(__file__).parents[1] / "faulty.py"
-CPU = torch.device("cpu")
 SETTING = replace(profile("smoke", examples=120), case_seconds=20.0)
-CHECK = find_check("layout/exact")
+CHECK = find_check("layout/exact", find_operation("paged_logits"))
 
 
 def cases_of(path: Path, name: str = "correct") -> list:
     seen: list = []
-    impl = load(f"{path}:{name}", "bf16", None)
+    impl = load(f"{path}:{name}", "bf16")
     run_check(CHECK, Worker(impl, CPU, SETTING.case_seconds), SETTING, note=lambda case, verdict: seen.append(case))
     return seen
 
@@ -56,12 +55,12 @@ def test_no_case_is_a_near_copy_of_the_one_before():
 
 
 def test_hypothesis_by_itself_would_draw_near_copies():
-    strategy = CHECK.strategy(load(f"{FAULTY}:correct", "bf16", None), SETTING, CPU)
+    strategy = CHECK.strategy(load(f"{FAULTY}:correct", "bf16"), SETTING, CPU)
     assert followers([case.seed for case in drawn(strategy, "hypothesis", 48)]) > 48 / 4
     assert followers([case.seed for case in drawn(strategy, BACKEND, 48)]) == 0
 
 
-def test_a_file_in_another_folder_is_asked_the_same_cases(tmp_path):
+def test_a_file_in_another_folder_is_judged_on_the_same_cases(tmp_path):
     assert cases_of(Path(shutil.copy(FAULTY, tmp_path))) == cases_of(FAULTY)
 
 

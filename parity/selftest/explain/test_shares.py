@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import save_file
 
 from parity.cli.main import main
-from parity.command import CommandError
 from parity.explain import advice, attribution, samples
 from parity.explain.choices import CHOICES, PRESETS, Configuration, differing, preset
-from parity.explain.command import explain_main, listing, table
 from parity.explain.explain import Settings, explain
 from parity.explain.measure import METRICS, Measure, interval, regret
 from parity.explain.pipeline import Pipeline
+from parity.explain.text import listing, table
+from parity.selftest.helpers import exit_code
 
 TINY = Settings(heads=16, topk=32, tokens=1031, rows=4, cases=4, q_lora_rank=128, contexts=(131, 515))
 LOSS, ERROR = METRICS.index("loss"), METRICS.index("error")
@@ -181,7 +181,7 @@ def test_the_sentence_and_the_table_say_what_was_measured(two_seeds: list[dict])
     assert restored["fp4_q"] == restored["fp4_k"] == "on"
     assert report["advice"]["loss"] <= advice.ENOUGH * report["total"]["loss"]["mean"] or len(restored) == 10
     assert report["advice"]["exact_stores"]["fp8-pow2"] == 1.0 and report["advice"]["exact_stores"]["fp8"] < 0.01
-    assert "exactly at 132 bytes a slot" in text and "68 bytes a slot" in text
+    assert "exactly at 132 bytes per slot" in text and "68 bytes per slot" in text
     lines = table(report, "seed-before", "published")
     assert sum(line.startswith(tuple(e["choice"] for e in report["choices"])) for line in lines) == 10
 
@@ -207,7 +207,7 @@ def test_a_real_implementation_is_one_more_part(tmp_path: Path) -> None:
         report = explain(preset("published"), preset(name), options, impl=impl)
         assert abs(report["kernel"]["share"]["loss"]["mean"]) < 0.01
         assert report["kernel"]["share"]["error"]["mean"] < 1e-3
-    with pytest.raises(ValueError, match="expected logits of fp8 pages, got torch-bf16"):
+    with pytest.raises(ValueError, match="expected paged_logits of fp8 pages, got torch-bf16"):
         explain(preset("published"), preset("seed-before"), options, impl=registry.builtin(device)["torch-bf16"])
     source = tmp_path / "half.py"
     source.write_text(
@@ -219,10 +219,10 @@ def test_a_real_implementation_is_one_more_part(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     words = ["--impl", f"{source}:logits", "--layout", "bf16", "--tokens", "1031", "--heads", "16", "--topk", "32"]
     words += ["--contexts"]
-    assert explain_main([*words, "--cases", "2", "--rows", "4", "--json", str(out), "--device", "cpu"]) == 0
+    assert main(["explain", *words, "--cases", "2", "--rows", "4", "--json", str(out), "--device", "cpu"]) == 0
     report = json.loads(out.read_text())
     assert report["kernel"]["share"]["loss"]["mean"] > 0.01 and report["preset"] == "seed-after"
-    assert f"{source}:logits itself beside its emulation" in report["sentence"]
+    assert f"{source}:logits itself against its emulation" in report["sentence"]
 
 
 def test_captured_contexts_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,14 +247,14 @@ def test_the_command_lists_choices_and_refuses_mistakes(capsys: pytest.CaptureFi
         (["--against", "published+dot"], "expected choice=value"),
         (["--preset", "published"], "nothing to explain"),
         (["--preset", "seed-before", "--data", "real"], "data: expected one of"),
-        (["--preset", "seed-before", "--cases", "0"], "--cases: must be at least 1"),
+        (["--preset", "seed-before", "--cases", "0"], "--cases: must be 1 or more"),
         (["--preset", "seed-before", "--captured", "no.safetensors"], "cannot be read"),
         (["--impl", "nobody"], "impl: expected one of"),
-        (["--impl", "torch-fp8", "--preset", "seed-after"], "expected logits of bf16 pages, got torch-fp8"),
+        (["--impl", "torch-fp8", "--preset", "seed-after"], "expected paged_logits of bf16 pages, got torch-fp8"),
         (["--impl", "torch-fp8", "--set", "store=fp4"], "reads bf16 queries with bf16 keys"),
     ):
         small = ["--tokens", "1031", "--heads", "16", "--topk", "32", "--rows", "1", "--device", "cpu"]
-        assert main(["explain", *words, *small]) == 2, words
+        assert exit_code(["explain", *words, *small]) == 2, words
         error = capsys.readouterr().err.strip().splitlines()[-1]
         assert part in error and error.startswith("parity explain: "), error
 
@@ -264,6 +264,6 @@ def test_presets_differ_from_the_published_code() -> None:
         assert (name == "published") == (not differing(preset("published"), preset(name)))
 
 
-def test_a_missing_folder_is_refused_before_the_work() -> None:
-    with pytest.raises(CommandError, match="its folder does not exist"):
-        explain_main(["--preset", "seed-before", "--json", "/nonexistent/out.json"])
+def test_a_missing_folder_is_refused_before_the_work(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--preset", "seed-before", "--json", "/nonexistent/out.json"]) == 2
+    assert "its folder does not exist" in capsys.readouterr().err

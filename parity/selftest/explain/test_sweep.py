@@ -11,6 +11,7 @@ from parity.explain import samples, sweep_memory, sweep_recall
 from parity.explain.explain import Settings
 from parity.explain.measure import Measure
 from parity.explain.pipeline import Pipeline
+from parity.selftest.helpers import exit_code
 
 TINY = Settings(heads=16, topk=32, cases=2, rows=4, q_lora_rank=128, margins=(0.0, 0.1, 1.0))
 CPU = torch.device("cpu")
@@ -70,16 +71,16 @@ def test_the_torch_path_stays_within_its_budget(layout: str) -> None:
     assert found["workspace"] <= sweep_memory.predicted(f"torch-{layout}", 64, 1127).workspace
 
 
-def test_the_call_of_the_incident_and_the_cards() -> None:
+def test_the_call_of_the_incident_and_the_gpus() -> None:
     """23.1 GB of keys, 11.5 GB of bf16 scores, 23.1 GB of float32 scores: the peak that an H200 showed was 57.7 GB."""
     guess = sweep_memory.predicted("gather-bf16", *sweep_memory.STORY)
     assert guess.workspace == 4096 * 344 * 64 * (256 + 64 * 6)
     assert guess.workspace / 1e9 == pytest.approx(57.7, abs=0.05)
-    for card in sweep_memory.CARDS:
+    for gpu in sweep_memory.GPUS:
         for path in sweep_memory.PATHS:
-            keys = sweep_memory.longest(path, 4096, card)
-            assert sweep_memory.predicted(path, 4096, keys).total <= card * 10**9
-            assert sweep_memory.predicted(path, 4096, keys + 64).total > card * 10**9
+            keys = sweep_memory.longest(path, 4096, gpu)
+            assert sweep_memory.predicted(path, 4096, keys).total <= gpu * 10**9
+            assert sweep_memory.predicted(path, 4096, keys + 64).total > gpu * 10**9
     assert sweep_memory.longest("gather-bf16", 4096, 24) < 22016 < sweep_memory.longest("triton-bf16", 4096, 16)
     assert sweep_memory.longest("torch-bf16", 4096, 0) == 0
 
@@ -103,7 +104,7 @@ def test_the_commands_write_json_and_refuse_mistakes(tmp_path: Path, capsys: pyt
         (["--data", "real"], "data: expected one of"),
         (["--config", "nobody"], "preset: expected one of"),
         (["--margins", "9999", "--data", "gaussian"], "no key scores"),
-        (["--rows", "0"], "--rows: must be at least 1"),
+        (["--rows", "0"], "--rows: must be 1 or more"),
     ):
-        assert main([*words, *more]) == 2
+        assert exit_code([*words, *more]) == 2
         assert part in capsys.readouterr().err.splitlines()[-1]

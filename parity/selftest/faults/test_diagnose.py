@@ -2,37 +2,34 @@
 
 import json
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from parity.cli import main as cli
-from parity.faults import confusion, diagnose, pattern
-from parity.faults.building import function, staged
+from parity.domain.contract import Contract
+from parity.faults import building, diagnose
+from parity.faults.building import CPU, function, staged
 from parity.faults.capture import load_capture, save_capture
 from parity.faults.catalogue import BY_ID
 from parity.faults.explaining import equals, function_of, observe, problem_of, rank
-from parity.ops.paged_logits.case import parse_case
-from parity.ops.paged_logits.operands import build
-from parity.run.runner import poisoned_allocations
+from parity.gate import gate
+from parity.ops.paged_logits.faults import pattern
+from parity.pages import layout as layouts
+from parity.results import Row
+from parity.run.implementation import Implementation
+from parity.run.operation import all_operations, find, parse_case
+from parity.run.runner import InProcess, poisoned_allocations
+from parity.vocabulary import Status
 
 TEXT = "v1 lens=130,70,5,200 next_n=2 heads=8 data=octaves seed=3 perm=5 max_len=230"
-SAMPLE = 14
-EVERY_PIPELINE = ("relu-after-sum", "topk-bits-unsigned", "store-scale-neighbour", "ape-chunk-local")
 
 
 def planted(*ids, text=TEXT):
     problem = problem_of(parse_case(text))
     return problem, observe(problem, function_of(problem, [BY_ID[id] for id in ids]))
-
-
-def test_a_sample_of_all_models_is_named_first_on_random_cases():
-    ids = random.Random(7).sample(confusion.measurable(), SAMPLE)
-    rows = [confusion.measure_one(id, seed=1) for id in [*EVERY_PIPELINE, *ids]]
-    assert confusion.share(rows) >= confusion.WANTED, rows  # the whole catalogue: `parity diagnose --measure`
-    assert sum(row["outcome"] != "hidden" for row in rows) >= 12
-    assert "Named first, alone or among equals" in confusion.markdown(rows)
 
 
 def test_indistinguishable_models_are_listed_as_equals():
@@ -43,7 +40,7 @@ def test_indistinguishable_models_are_listed_as_equals():
 
 def test_nothing_is_wrong_with_a_correct_result():
     problem = problem_of(parse_case(TEXT))
-    found = diagnose.diagnose(problem, observe(problem, staged("logits", "bf16")))
+    found = diagnose.diagnose(problem, observe(problem, staged("paged_logits", "bf16")))
     assert not found.explained and "that of a correct implementation" in diagnose.lines(found)[0]
 
 
@@ -58,7 +55,7 @@ def test_two_faults_at_once_are_found():
 
 def test_what_nothing_explains_is_described_by_its_pattern():
     problem = problem_of(parse_case(TEXT))
-    observed = observe(problem, staged("logits", "bf16"))
+    observed = observe(problem, staged("paged_logits", "bf16"))
     for out in observed:
         out[:, 3::16] += 1000.0
     found = diagnose.diagnose(problem, observed)
@@ -101,9 +98,9 @@ def test_a_function_of_ones_own_is_diagnosed(tmp_path, capsys):
     words = ["diagnose", "--impl", f"{file}:logits", "--layout", "bf16", "--case", TEXT, "--json", str(out)]
     assert cli.main(words) == 0
     said = capsys.readouterr().out
-    assert "first bad stage: head-weight" in said and "weight-row-0" in said and "prime-rl#3504" in said
+    assert "first bad step: head-weight" in said and "weight-row-0" in said and "prime-rl#3504" in said
     report = json.loads(out.read_text())
-    assert report["best"][0]["faults"] == ["weight-row-0"] and report["separating_case"].startswith("v1 ")
+    assert report["best"][0]["faults"] == ["weight-row-0"] and report["separating_case"].startswith("v2 ")
 
 
 def test_without_a_case_one_is_looked_for(tmp_path, capsys):
@@ -114,25 +111,22 @@ def test_without_a_case_one_is_looked_for(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "stage, text, id",
+    "text, id",
     [
-        ("logits", TEXT, "scale-neighbour"),
-        ("topk", "v1 lens=900,30 stage=topk data=random k=64 perm=3", "slots-without-modulo"),
-        ("store", "v1 stage=store ids=0..9 layout=fp8 data=octaves", "store-scale-page-0"),
+        (TEXT + " layout=fp8", "scale-neighbour"),
+        ("v1 lens=900,30 stage=topk data=random k=64 perm=3", "slots-without-modulo"),
+        ("v1 stage=store ids=0..9 pages=3 layout=fp8 data=octaves", "store-scale-page-0"),
     ],
 )
-def test_a_captured_call_is_diagnosed(stage, text, id, tmp_path, capsys):
-    fault = BY_ID[id]
-    text = text.replace("heads=8", "heads=8 layout=fp8") if stage == "logits" else text
-    text = text.replace("ids=0..9", "ids=0..9 pages=3") if stage == "store" else text
-    operands = build(parse_case(text))
-    named = dict(operands.kwargs())
+def test_a_captured_call_is_diagnosed(text, id, tmp_path, capsys):
+    fault, case = BY_ID[id], parse_case(text)
+    named = find(case.op).build(case, CPU).kwargs()
     before = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in named.items()}
     with poisoned_allocations():
         result = function(fault)(**named)
     path = tmp_path / "call.safetensors"
-    save_capture(path, stage, fault.layout, before, named["kv_cache"] if stage == "store" else result)
-    assert load_capture(path).stage == stage
+    save_capture(path, case.op, fault.layout, before, named["kv_cache"] if result is None else result)
+    assert load_capture(path).op == case.op
     assert cli.main(["diagnose", "--capture", str(path)]) == 0
     assert id in capsys.readouterr().out
 
@@ -142,30 +136,95 @@ def test_a_file_that_is_no_capture_is_usage(tmp_path, capsys):
     path.write_bytes(b"nonsense")
     assert cli.main(["diagnose", "--capture", str(path)]) == 2
     assert str(path) in capsys.readouterr().err
+    assert cli.main(["diagnose", "--capture", str(tmp_path / "missing")]) == 2
     assert cli.main(["diagnose"]) == 2
     with pytest.raises(ValueError, match="kv_cache"):
-        save_capture(path, "logits", "bf16", {"q": torch.zeros(1)}, torch.zeros(1))
+        save_capture(path, "paged_logits", "bf16", {"q": torch.zeros(1)}, torch.zeros(1))
+    with pytest.raises(ValueError, match="paged_logits, topk, store"):
+        save_capture(path, "compressor", "", {}, torch.zeros(1))
+
+
+# ------------------------------------------------------------------------------- any operation and layout, any failure
+
+WRONG = {
+    "paged_logits": lambda weights, max_context_len, **named: torch.zeros(weights.shape[0], max_context_len),
+    "topk": lambda logits, k, **named: (torch.full((len(logits), k), 7, dtype=torch.int32),) * 2,
+    "store": lambda kv_cache, **named: None,
+    "compressor": lambda kv, positions, **named: (torch.zeros(len(kv), 128), positions % 4 == 2),
+}
+PLACES = [
+    (operation.name, layout)
+    for operation in all_operations()
+    for layout in (layouts.names() if operation.layouts else ("",))
+]
+
+
+def of_function(op, layout, call):
+    """The finding on a function, on a case that is drawn for one of the operation's models."""
+    contract = dict(building.diagnosis_of(op).promises) | ({"layout": layout} if layout else {})
+    made = Contract.from_dict({"op": op, **contract})
+    runner = InProcess(Implementation("mine", op, layout, made, call), CPU)
+    model = replace(find(op).faults()[0], layout=layout)
+    return diagnose.of_runner(runner, building.diagnosis_of(op).draw(model, random.Random(3)))
+
+
+@pytest.mark.parametrize("op, layout", PLACES)
+def test_a_wrong_function_of_any_operation_and_layout_gets_a_diagnosis_or_the_reason_why_not(op, layout):
+    found = of_function(op, layout, WRONG[op])
+    said = diagnose.lines(found)
+    assert json.dumps(diagnose.as_json(found))
+    if found.obstacle:
+        assert said[0] == f"no diagnosis: {found.obstacle}" and layout in found.obstacle
+    else:
+        assert found.ranked and not found.best[0].correct and len(said) > 1
+
+
+def test_logits_over_pages_that_no_model_reads_are_described_by_the_oracle(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\n"
+        "def logits(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits=True):\n"
+        "    return torch.zeros(weights.shape[0], max_context_len)\n"
+    )
+    case = TEXT.replace("heads=8", "heads=8 layout=fp4")
+    assert cli.main(["diagnose", "--impl", f"{file}:logits", "--layout", "fp4", "--case", case]) == 1
+    said = capsys.readouterr().out
+    assert "no diagnosis: staged logits read keys of" in said and "not fp4" in said
+    assert "every row is wrong somewhere" in said and "wrong physical pages:" in said
+
+
+def test_a_call_that_gives_no_result_says_why():
+    def crashing(**named):
+        raise ZeroDivisionError("no such tile")
+
+    found = of_function("topk", "", crashing)
+    assert "the call gives no result to compare: ZeroDivisionError: no such tile" in found.obstacle
+    assert not found.explained and diagnose.lines(found) == [f"no diagnosis: {found.obstacle}"]
+
+
+def test_a_function_that_only_crashes_is_looked_at_on_the_case_of_its_crash(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text("def topk(logits, context_lens, block_table, k):\n    raise ZeroDivisionError('no such tile')\n")
+    assert cli.main(["diagnose", "--impl", f"{file}:topk", "--op", "topk"]) == 1
+    assert "no diagnosis: the call gives no result to compare: ZeroDivisionError" in capsys.readouterr().out
+
+
+def test_an_operation_without_models_says_so(monkeypatch):
+    monkeypatch.setattr(building, "find", lambda op: SimpleNamespace(hook=lambda name: None))
+    with pytest.raises(ValueError, match="scale_and_add has no fault models"):
+        building.diagnosis_of("scale_and_add")
 
 
 def test_the_gates_first_failure_is_the_one_that_is_diagnosed(monkeypatch, capsys):
-    from parity.faults import gate_hook
-    from parity.gate import gate
-
-    seen: list[list[str]] = []
-
-    def call(command, environment, output):
-        seen.append(command)
-        return 0
-
-    monkeypatch.setattr(gate, "call", call)
+    commands: list[list[str]] = []
+    monkeypatch.setattr(gate.processes, "call", lambda command, output: commands.append(command))
     rows = [
-        {"implementation": "b", "level": "invariance", "check": "rows", "status": "failed", "case": "v1 lens=1"},
-        {"implementation": "a", "level": "resources", "check": "memory", "status": "failed", "case": "v1 lens=1"},
-        {"implementation": "x.py:f", "stage": "logits", "layout": "fp8", "level": "layout", "check": "exact"}
-        | {"status": "failed", "case": "v1 lens=1", "first_case": "v1 lens=70"},
+        Row("b", "invariance", "rows", Status.FAILED, case="v1 lens=1"),
+        Row("a", "resources", "memory", Status.FAILED, case="v1 lens=1"),
+        Row("x.py:f", "layout", "exact", Status.FAILED, layout="fp8", case="v1 lens=1", first_case="v1 lens=7"),
     ]
-    gate_hook.show_diagnosis(rows, "cpu", None)
-    assert seen[0][seen[0].index("--case") + 1] == "v1 lens=70" and "--layout" in seen[0]
+    gate.show_diagnosis(rows, "cpu", None)
+    assert commands[0][commands[0].index("--case") + 1] == "v1 lens=7" and "--layout" in commands[0]
     assert "layout/exact of x.py:f" in capsys.readouterr().out
-    gate_hook.show_diagnosis(rows[1:2], "cpu", None)
-    assert len(seen) == 1
+    gate.show_diagnosis(rows[1:2], "cpu", None)
+    assert len(commands) == 1

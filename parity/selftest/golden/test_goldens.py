@@ -13,15 +13,19 @@ from safetensors.torch import save_file
 from impl.topk import topk_to_slots
 from impl.torch_path import torch_bf16_paged_mqa_logits
 from parity.cli import main as cli
+from parity.cli.golden import TRUTHS
 from parity.command import CommandError
 from parity.domain.contract import Contract
-from parity.golden import files as golden_files
-from parity.golden import goldens as golden
-from parity.golden.files import GoldenError
+from parity.gate import goldens as golden
+from parity.golden import goldens as golden_files
+from parity.golden import stored
+from parity.golden.changes import diff
+from parity.golden.stored import StoredError
 from parity.numerics.bounds import expected
-from parity.ops.paged_logits.case import parse_case
-from parity.ops.paged_logits.operands import build
-from parity.run.registry import Implementation
+from parity.ops.paged_logits.golden import evaluate
+from parity.ops.paged_logits.operands import build_logits as build
+from parity.run.implementation import Implementation
+from parity.run.operation import parse_case
 
 SMALL = {
     "bf16-small": "v1 lens=66,3 heads=8 data=octaves seed=1 perm=2",
@@ -37,22 +41,22 @@ def made(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("CI", raising=False)
-        golden.regenerate(place, SMALL)
-        golden.accept(place)
+        stored.leave(place, golden.make(SMALL))
+        stored.accept(place)
     return place
 
 
 @pytest.fixture
 def folder(made, tmp_path, monkeypatch) -> Path:
     """A folder of the test's own with accepted goldens of three small cases."""
-    monkeypatch.setattr(golden, "CASES", SMALL)
+    monkeypatch.setattr(golden, "cases", lambda: SMALL)
     monkeypatch.delenv("CI", raising=False)
     return Path(shutil.copytree(made, tmp_path / "fixtures" / "golden"))
 
 
 def logits_of(function, name="own") -> Implementation:
     """A bf16 implementation in this process."""
-    return Implementation(name, "logits", "bf16", Contract.default("bf16", "cpu"), function)
+    return Implementation(name, "paged_logits", "bf16", Contract.default("bf16", "cpu"), function)
 
 
 def rows_of(place, *targets, names=()):
@@ -60,20 +64,20 @@ def rows_of(place, *targets, names=()):
 
 
 def bad(rows):
-    return [row for row in rows if row["status"] != "passed"]
+    return [row for row in rows if row.status != "passed"]
 
 
 def test_accepted_goldens_pass_for_a_correct_implementation(folder):
-    topk = Implementation("topk", "topk", "bf16", Contract.default("bf16", "cpu", stage="topk"), topk_to_slots)
+    topk = Implementation("topk", "topk", "", Contract.from_dict({"op": "topk"}, "cpu"), topk_to_slots)
     rows = rows_of(folder, logits_of(torch_bf16_paged_mqa_logits), topk)
     assert bad(rows) == []
-    assert {(row["implementation"], row["check"]) for row in rows} == {
+    assert {(row.implementation, row.check) for row in rows} == {
         *(("reference", name) for name in SMALL),
         ("own", "bf16-small"),
         ("own", "bf16-whole"),
         ("topk", "topk-small"),
     }
-    ratios = {row["check"]: row.get("worst_ratio") for row in rows if row["implementation"] == "own"}
+    ratios = {row.check: row.ratio for row in rows if row.implementation == "own"}
     assert ratios["bf16-small"] is not None
 
 
@@ -104,8 +108,8 @@ def shape(**named):
 )
 def test_a_wrong_implementation_is_rejected(folder, function, status):
     rows = bad(rows_of(folder, logits_of(function), names=["bf16-small"]))
-    assert [(row["implementation"], row["status"]) for row in rows] == [("own", status)]
-    assert "parity golden verify bf16-small" in rows[0]["repro"]
+    assert [(row.implementation, row.status) for row in rows] == [("own", status)]
+    assert "parity golden verify bf16-small" in rows[0].repro
 
 
 def test_a_wrong_selection_is_rejected(folder):
@@ -114,14 +118,14 @@ def test_a_wrong_selection_is_rejected(folder):
         slots[:, 1], positions[:, 1] = slots[:, 0], positions[:, 0]
         return slots, positions
 
-    target = Implementation("topk", "topk", "bf16", Contract.default("bf16", "cpu", stage="topk"), twice)
-    assert [row["status"] for row in bad(rows_of(folder, target))] == ["failed"]
+    target = Implementation("topk", "topk", "", Contract.from_dict({"op": "topk"}, "cpu"), twice)
+    assert [row.status for row in bad(rows_of(folder, target))] == ["failed"]
 
 
 def test_an_absent_implementation_is_not_run_by_name(folder):
     target = replace(logits_of(None), absent="no card here")
     rows = bad(rows_of(folder, target))
-    assert {(row["status"], row["message"]) for row in rows} == {("not run", "no card here")}
+    assert {(row.status, row.message) for row in rows} == {("not run", "no card here")}
 
 
 def corrupt(path: Path) -> None:
@@ -161,18 +165,19 @@ def foreign(path: Path) -> None:
 def test_a_spoilt_file_is_an_error_that_names_it(folder, spoil, part):
     spoil(folder / "bf16-small.safetensors")
     rows = bad(rows_of(folder, logits_of(torch_bf16_paged_mqa_logits)))
-    assert [(row["check"], row["status"]) for row in rows] == [("bf16-small", "error")]
-    assert part in rows[0]["message"]
-    assert "bf16-small.safetensors" in rows[0]["message"]
+    assert [(row.check, row.status) for row in rows] == [("bf16-small", "error")]
+    assert part in rows[0].message
+    assert "bf16-small.safetensors" in rows[0].message
 
 
 def rewrite(folder: Path, name: str, change, metadata=None) -> None:
     """Change a golden's tensors, and the manifest with it, as an edit would that a sha256 cannot see."""
     entry = json.loads((folder / "manifest.json").read_text())["goldens"][name]
-    tensors, found = golden_files.read_golden(folder, name, entry)
+    tensors, found = golden_files.parse(folder / entry["file"])
     change(tensors)
-    entry["bytes"], entry["sha256"] = golden_files.write_golden(folder / entry["file"], tensors, metadata or found)
-    set_entry(folder, name, entry)
+    content = golden_files.encode(tensors, metadata or found)
+    (folder / entry["file"]).write_bytes(content)
+    set_entry(folder, name, entry | golden_files.digest(content))
 
 
 def set_entry(folder: Path, name: str, entry) -> None:
@@ -198,8 +203,8 @@ def nudge(key: str, step: float):
 def test_a_golden_that_its_case_does_not_give_is_rejected(folder, key, step):
     rewrite(folder, "bf16-small", nudge(key, step))
     rows = bad(rows_of(folder))
-    assert [(row["check"], row["status"]) for row in rows] == [("bf16-small", "failed")]
-    assert rows[0]["message"].startswith(f"{key}: ")
+    assert [(row.check, row.status) for row in rows] == [("bf16-small", "failed")]
+    assert rows[0].message.startswith(f"{key}: ")
 
 
 def test_exact_results_may_differ_by_float64_rounding_and_no_more(folder):
@@ -208,42 +213,42 @@ def test_exact_results_may_differ_by_float64_rounding_and_no_more(folder):
 
 
 def test_the_row_by_row_evaluation_is_the_oracles(folder):
-    for text in (golden.CASES["bf16-small"], "v1 lens=66,3 layout=fp8 heads=8 data=octaves seed=1 perm=2"):
+    for text in (SMALL["bf16-small"], "v1 lens=66,3 layout=fp8 heads=8 data=octaves seed=1 perm=2"):
         case = parse_case(text)
         operands = build(case, CPU)
-        result, loss = golden.evaluate(operands)
+        result, loss = evaluate(operands)
         assert golden.apart("exact", result, expected(operands, Contract.default(case.layout)).logits, 2 * loss) is None
         assert float(loss.max()) > 0
 
 
 def test_missing_and_unknown_parts_are_named(folder):
     rewrite(folder, "bf16-small", lambda tensors: tensors.pop("bound"))
-    assert "unknown parts: bound" in bad(rows_of(folder))[0]["message"]
+    assert "unknown parts: bound" in bad(rows_of(folder))[0].message
 
 
 def test_a_golden_of_another_format_is_named(folder):
     rewrite(folder, "bf16-small", lambda tensors: None, {"format": "9", "case": SMALL["bf16-small"]})
-    assert "golden format '9'" in bad(rows_of(folder))[0]["message"]
+    assert "golden format '9'" in bad(rows_of(folder))[0].message
 
 
 def test_a_golden_of_another_case_is_named(folder):
     rewrite(folder, "bf16-small", lambda tensors: None, {"case": "v1 lens=1"})
-    assert "holds the case 'v1 lens=1'" in bad(rows_of(folder))[0]["message"]
+    assert "holds the case 'v1 lens=1'" in bad(rows_of(folder))[0].message
 
 
 def test_unused_missing_stray_and_pending_files_fail(folder, monkeypatch):
     monkeypatch.setattr(
-        golden, "CASES", {"bf16-small": SMALL["bf16-small"], "new": "v1 lens=2", "bf16-whole": "v1 lens=6"}
+        golden, "cases", lambda: {"bf16-small": SMALL["bf16-small"], "new": "v1 lens=2", "bf16-whole": "v1 lens=6"}
     )
     (folder / "left.txt").write_text("x")
     (folder / "old.pending.safetensors").write_text("x")
-    rows = {row["check"]: row for row in bad(rows_of(folder))}
-    assert "unused golden" in rows["topk-small"]["message"]
-    assert "has no golden" in rows["new"]["message"]
-    assert "made from another case" in rows["bf16-whole"]["message"]
-    assert "the manifest does not list it" in rows["left.txt"]["message"]
-    assert "pending" in rows["old.pending.safetensors"]["message"]
-    assert {row["status"] for row in rows.values()} == {"failed"}
+    rows = {row.check: row for row in bad(rows_of(folder))}
+    assert "unused golden" in rows["topk-small"].message
+    assert "has no golden" in rows["new"].message
+    assert "made from another case" in rows["bf16-whole"].message
+    assert "the manifest does not list it" in rows["left.txt"].message
+    assert "pending" in rows["old.pending.safetensors"].message
+    assert {row.status for row in rows.values()} == {"failed"}
 
 
 @pytest.mark.parametrize(
@@ -251,7 +256,7 @@ def test_unused_missing_stray_and_pending_files_fail(folder, monkeypatch):
     [
         ("{", "cannot be read"),
         ("[]", "not a manifest of goldens"),
-        (json.dumps({"tag": golden_files.TAG, "format": 7, "goldens": {}}), "manifest format 7"),
+        (json.dumps({"tag": golden_files.TAG, "format": 7, "goldens": {}}), "of format 7"),
         (json.dumps({"tag": golden_files.TAG, "format": 1, "goldens": {"a": {"file": "a"}}}), "lacks bytes"),
         (json.dumps({"tag": golden_files.TAG, "format": 1, "goldens": {"a": 1}}), "lacks bytes"),
     ],
@@ -259,16 +264,16 @@ def test_unused_missing_stray_and_pending_files_fail(folder, monkeypatch):
 def test_a_bad_manifest_is_an_error_that_names_it(folder, text, part):
     (folder / "manifest.json").write_text(text)
     rows = rows_of(folder)
-    assert [(row["check"], row["status"]) for row in rows] == [("manifest", "error")]
-    assert part in rows[0]["message"]
-    assert "manifest.json" in rows[0]["message"]
+    assert [(row.check, row.status) for row in rows] == [("manifest", "error")]
+    assert part in rows[0].message
+    assert "manifest.json" in rows[0].message
 
 
 @pytest.mark.parametrize("file", ["../x.safetensors", "/etc/passwd"])
 def test_a_manifest_cannot_name_a_file_elsewhere(folder, file):
     entry = json.loads((folder / "manifest.json").read_text())["goldens"]["bf16-small"]
     set_entry(folder, "bf16-small", entry | {"file": file})
-    with pytest.raises(GoldenError, match="outside the folder"):
+    with pytest.raises(StoredError, match="outside the folder"):
         golden_files.read_manifest(folder)
 
 
@@ -277,35 +282,35 @@ def test_regenerating_writes_pending_files_and_exits_1(folder, capsys, monkeypat
     words = ["--fixtures", str(folder.parent)]
     assert cli.main(["golden", "regenerate", *words]) == 1
     assert {path.name: path.read_bytes() for path in folder.iterdir() if ".pending" not in path.name} == before
-    assert "3 pending goldens" in capsys.readouterr().out
+    assert "4 pending files" in capsys.readouterr().out
 
     assert cli.main(["golden", "diff", *words]) == 1
     assert "no value differs" in capsys.readouterr().out
 
     assert cli.main(["golden", "accept", *words]) == 0
-    assert golden_files.pending(folder) == []
+    assert stored.pending(folder) == []
     assert cli.main(["golden", "diff", *words]) == 0
 
 
 def test_diff_speaks_in_numbers_and_accept_replaces_and_removes(folder, capsys, monkeypatch):
     cases = {"bf16-small": SMALL["bf16-small"].replace("seed=1", "seed=9"), "new": "v1 lens=2 heads=8"}
-    golden.regenerate(folder, cases)
-    lines = golden.diff(folder)
+    stored.leave(folder, golden.make(cases))
+    lines = diff(folder)
     assert any("bf16-small.safetensors: q: " in line and "values differ, by at most" in line for line in lines)
     assert any(line.startswith("new.safetensors: new, ") for line in lines)
-    assert golden.accept(folder) == ["bf16-small", "new", "bf16-whole (removed)", "topk-small (removed)"]
-    monkeypatch.setattr(golden, "CASES", cases)
+    assert stored.accept(folder) == ["bf16-small", "new", "bf16-whole (removed)", "topk-small (removed)"]
+    monkeypatch.setattr(golden, "cases", lambda: cases)
     assert bad(rows_of(folder)) == []
 
 
 def test_accept_refuses_a_pending_file_that_was_touched(folder):
-    golden.regenerate(folder)
+    stored.leave(folder, golden.make(SMALL))
     corrupt(folder / "bf16-small.pending.safetensors")
-    with pytest.raises(CommandError, match="not the file that the pending manifest names"):
-        golden.accept(folder)
+    with pytest.raises(CommandError, match="not the file that the pending manifest lists"):
+        stored.accept(folder)
     (folder / "manifest.pending.json").unlink()
     with pytest.raises(CommandError, match="nothing is pending"):
-        golden.accept(folder)
+        stored.accept(folder)
 
 
 @pytest.mark.parametrize("action", ["regenerate", "accept"])
@@ -318,18 +323,18 @@ def test_nothing_is_written_in_ci(folder, action, monkeypatch, capsys):
 
 
 def test_the_folder_is_found_beside_the_package_and_under_the_current_one(folder, monkeypatch, tmp_path):
-    assert golden_files.locate(str(folder.parent)) == folder
-    assert golden_files.locate(str(folder)) == folder
-    monkeypatch.setattr(golden_files, "__file__", str(tmp_path / "site-packages" / "parity" / "golden" / "files.py"))
+    assert stored.locate("golden", str(folder.parent)) == folder
+    assert stored.locate("golden", str(folder)) == folder
+    monkeypatch.setattr(stored, "ROOT", tmp_path / "site-packages")
     monkeypatch.chdir(tmp_path)
-    assert golden_files.locate(None) == folder
+    assert stored.locate("golden") == folder
     monkeypatch.chdir("/")
-    assert golden_files.locate(None) is None
+    assert stored.locate("golden") is None
 
 
 def test_without_goldens_they_are_not_run_by_name(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(golden_files, "locate", lambda given: None)
+    monkeypatch.setattr(stored, "locate", lambda folder, given=None: None)
     assert cli.main(["golden", "verify", "--device", "cpu", "--json", str(tmp_path / "a.json")]) == 2
     assert "not run: golden/verify of reference: no goldens" in capsys.readouterr().out
     assert json.loads((tmp_path / "a.json").read_text())["rows"][0]["status"] == "not run"
@@ -347,11 +352,32 @@ def test_verify_takes_one_implementation_and_one_name(folder, capsys, monkeypatc
 
 
 def test_the_repositorys_goldens_are_small_and_complete():
-    place = golden_files.locate(None)
+    place = stored.locate("golden")
     assert place is not None
     manifest = golden_files.read_manifest(place)
-    assert {name: entry["case"] for name, entry in manifest.items()} == golden.CASES
+    assert {name: entry["case"] for name, entry in manifest.items()} == golden.cases()
     assert sum(entry["bytes"] for entry in manifest.values()) < 3_000_000
     for entry in manifest.values():
         assert hashlib.sha256((place / entry["file"]).read_bytes()).hexdigest() == entry["sha256"]
     assert bad(rows_of(place)) == []
+
+
+def test_every_kind_of_truth_is_renewed_the_same_way(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("CI", raising=False)
+    assert tuple(golden.truths()) == TRUTHS
+    content = {"a": {"x": 1.5, "y": 2}}
+    toy = stored.Truth("digests", "truth", lambda folder: [("toy.json", stored.as_json(content))])
+    monkeypatch.setattr(golden, "truths", lambda: {"digests": toy})
+    words = ["--fixtures", str(tmp_path)]
+    path = tmp_path / "truth" / "toy.json"
+    assert cli.main(["golden", "regenerate", "digests", *words]) == 1 and not path.exists()
+    assert cli.main(["golden", "diff", *words]) == 1 and "truth/toy.json: new, 2 entries" in capsys.readouterr().out
+    assert cli.main(["golden", "accept", *words]) == 0 and json.loads(path.read_text()) == content
+    content["a"]["x"] = 2.5
+    assert cli.main(["golden", "regenerate", "digests", *words]) == 1
+    assert cli.main(["golden", "diff", *words]) == 1
+    assert "truth/toy.json: a / x: 1.5 -> 2.5" in capsys.readouterr().out
+    assert cli.main(["golden", "accept", *words]) == 0 and json.loads(path.read_text()) == content
+    assert cli.main(["golden", "accept", *words]) == 2 and "nothing is pending" in capsys.readouterr().err
+    assert cli.main(["golden", "regenerate", "nothing", *words]) == 2
+    assert "no stored truth is called 'nothing'" in capsys.readouterr().err

@@ -14,11 +14,12 @@ from parity.domain.contract import Contract
 from parity.numerics.arithmetic import Grouped
 from parity.numerics.bounds import exact_expected, expected, is_exact_data
 from parity.numerics.exactness import quantum, round_to
-from parity.ops.paged_logits.case import parse_case
-from parity.ops.paged_logits.judge import Status, compare_bounded, compare_exact, compare_nonfinite
-from parity.ops.paged_logits.operands import build
+from parity.ops.paged_logits.judge import compare_bounded, compare_exact, compare_nonfinite
+from parity.ops.paged_logits.operands import build_logits as build
+from parity.run.operation import parse_case
 from parity.selftest.helpers import refuses, seeded
 from parity.selftest.operands import make_operands, slots_of
+from parity.vocabulary import Status
 from reference.pages import read_keys, write_keys
 
 ORDERS = ("sequential", "reversed", "pairwise", "lanes", "fused")

@@ -192,11 +192,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from impl import configs
 from parity.numerics.headsum import recorded_order
-from parity.build.compile_triton import _source
+from parity.build.triton_child import source
 from parity.tensorcore.headorder import compiler, read_order
 for config in configs.configurations(90, "fp8", 16):
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "enable_fp_fusion": configs.fused()}
-    built = triton.compile(_source(config), target=GPUTarget("cuda", 90, 32), options=options)
+    built = triton.compile(source(config), target=GPUTarget("cuda", 90, 32), options=options)
     found = recorded_order("sm_90", *compiler(), str(config), 16)
     try:
         order = str(read_order(built.asm["ptx"], 16))

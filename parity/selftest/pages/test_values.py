@@ -6,21 +6,29 @@ import numpy as np
 import pytest
 import torch
 
-from parity.ops.paged_logits.case import HEADS, LAYOUTS, LOGITS_DATA, TOPK_DATA, Case, parse_case
-from parity.ops.paged_logits.operands import build_logits, build_topk
+from parity.ops.paged_logits.case import DATA, HEADS, Case
+from parity.ops.paged_logits.operands import build_logits
+from parity.ops.topk.case import DATA as TOPK_DATA
+from parity.ops.topk.case import TopkCase
+from parity.ops.topk.operands import build_topk
 from parity.pages import counter, tables
-from parity.pages.values import CLASSES, draw_keys, draw_queries, draw_weights, exactness
-from parity.selftest.case_reading import read_row, slots_of
-from parity.selftest.helpers import CPU
+from parity.pages.elements import BF16, E2M1, E4M3
+from parity.pages.keys import CLASSES
+from parity.pages.values import draw_keys, draw_queries, draw_weights
+from parity.run.operation import find, parse_case
+from parity.selftest.case_reading import LAYOUTS, read_row, slots_of
+from parity.selftest.helpers import CPU, bits
 from reference.exact import dots, logits
 from reference.formats import e4m3_encode
 from reference.pages import read_keys
+
+LENGTHS = ((130, 131), (64, 1), (300, 7))
 
 
 def _digest(*tensors: torch.Tensor) -> str:
     sha = hashlib.sha256()
     for x in tensors:
-        sha.update(x.contiguous().view(torch.uint8).numpy().tobytes())
+        sha.update(bits(x).numpy().tobytes())
     return sha.hexdigest()[:16]
 
 
@@ -32,8 +40,10 @@ FIXED = {
     "v1 lens=130,65,1 layout=fp8 data=octaves seed=7 perm=3": "9942ced2a9b0d5b2",
     "v1 lens=130,65,1 layout=fp4 seed=7 perm=3": "c050214c6ca7389a",
     "v1 lens=130,65,1 layout=fp4 data=octaves seed=7 perm=3": "7090c7266314ce4b",
-    "v1 lens=130,131,65,66 next_n=2 layout=fp8 heads=8 data=near_ties seed=4611686018427387904 perm=9 alias=copied "
-    "prefix=1 spare=3 gap=32 width=7 max_len=200 tail=canary poison=canary page_ids=4,2x2": "aa1032f9dab72655",
+    (
+        "v1 lens=130,131,65,66 next_n=2 layout=fp8 heads=8 data=near_ties seed=4611686018427387904 perm=9 alias=copied"
+        " prefix=1 spare=3 gap=32 width=7 max_len=200 tail=canary poison=canary page_ids=4,2x2"
+    ): "aa1032f9dab72655",
     "v1 lens=300 data=saturating seed=1": "68e883342ed8ff84",
     "v1 lens=300 data=subnormal seed=1": "e6b2514342795b2c",
     "v1 lens=300 data=outliers seed=1": "41e0986642375682",
@@ -54,9 +64,9 @@ FIXED = {
 @pytest.mark.parametrize("text", FIXED)
 def test_a_case_string_means_the_same_bits_everywhere(text):
     case = parse_case(text)
-    built = (build_topk if case.stage == "topk" else build_logits)(case)
-    fields = ("logits", "q", "weights", "context_lens", "block_table", "pool")
-    assert _digest(*(getattr(built, name) for name in fields if hasattr(built, name))) == FIXED[text]
+    built = find(case.op).build(case, CPU)
+    names = "logits context_lens block_table" if case.op == "topk" else "q weights context_lens block_table pool"
+    assert _digest(*(getattr(built, name) for name in names.split())) == FIXED[text]
 
 
 def test_counter_words_equal_plain_integer_arithmetic():
@@ -77,22 +87,20 @@ def test_counter_words_equal_plain_integer_arithmetic():
             assert int(words[i, n]) % (1 << 32) == word ^ (word >> 16)
 
 
-@pytest.mark.parametrize("name", ["int4", "one_two", "bell", "positive", "grid", "top", "tiny"])
-def test_tables_hold_what_the_formats_can(name):
-    wide = tables.codes(name, "bf16", CPU).view(torch.bfloat16)
-    assert torch.equal(wide, torch.from_numpy(tables.distribution(name, "bf16")).float().bfloat16())
-    narrow = tables.codes(name, "e4m3", CPU).view(torch.float8_e4m3fn).double()
-    want = torch.from_numpy(tables.distribution(name, "e4m3"))
-    assert torch.isfinite(narrow).all()
-    if name != "bell":
-        nearest = e4m3_encode(want.float()).view(torch.float8_e4m3fn).double()
-        assert ((narrow - want).abs() <= (nearest - want).abs()).all()
-
-
-def test_tables_have_the_moments_of_their_distributions():
-    spread = tables.distribution("bell", "bf16")
+def test_tables_hold_what_the_formats_can():
+    for name in ("int4", "one_two", "bell", "positive", "grid", "top", "tiny"):
+        wide = tables.codes(name, BF16, CPU).view(torch.bfloat16).to(torch.float64)
+        want = torch.from_numpy(tables.distribution(name, BF16))
+        assert torch.equal(wide, want.to(torch.float32).to(torch.bfloat16).to(torch.float64)), name
+        narrow = tables.codes(name, E4M3, CPU).view(torch.float8_e4m3fn).to(torch.float64)
+        want = torch.from_numpy(tables.distribution(name, E4M3))
+        assert torch.isfinite(narrow).all()
+        if name != "bell":
+            nearest = e4m3_encode(want.to(torch.float32)).view(torch.float8_e4m3fn).to(torch.float64)
+            assert ((narrow - want).abs() <= (nearest - want).abs()).all(), name
+    spread = tables.distribution("bell", BF16)
     assert abs(spread.mean()) < 1e-6 and abs(spread.std() - np.sqrt(4 / 3)) < 1e-3
-    assert tables.distribution("positive", "e2m1").min() >= 0.5
+    assert tables.distribution("positive", E2M1).min() >= 0.5
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -100,117 +108,140 @@ def test_tables_have_the_moments_of_their_distributions():
 @pytest.mark.parametrize("data", ["exact", "exact_wide"])
 def test_exact_classes_keep_their_promise_on_drawn_data(layout, heads, data):
     case = Case(lengths=((300, 128), (64, 1)), layout=layout, heads=heads, data=data, seed=5)
-    promise = exactness(case)
+    peak = CLASSES[data].peak
+    assert peak is not None
+    most = 128 * peak[0] * peak[1]  # of sum_d |q||k|
+    most_total = most * peak[2] * heads
     operands = build_logits(case)
-    assert promise is not None and promise.absdot <= 2**14 and promise.total <= 2**24
+    assert most <= 2**14 and most_total <= 2**24
     seen = 0.0
     for row in range(case.rows):
         request, inner = divmod(row, case.next_n)
-        q, w = operands.q[request, inner][None].double(), operands.weights[row][None].double()
+        q = operands.q[request, inner][None].to(torch.float64)
+        w = operands.weights[row][None].to(torch.float64)
         keys, scales = _stored(operands, row)
-        assert all(torch.equal(x, x.round()) for x in (q, w, keys))
+        assert torch.equal(q, q.round()) and torch.equal(w, w.round()) and torch.equal(keys, keys.round())
         _, absdot = dots(q, keys)
-        total = float((w.abs()[:, :, None] * absdot).sum(1).max())
-        assert float(absdot.max()) <= promise.absdot and total <= promise.total
-        seen = max(seen, total / promise.total)
+        assert float(absdot.max()) <= most
+        total = (w.abs()[:, :, None] * absdot).sum(1)
+        assert float(total.max()) <= most_total
+        seen = max(seen, float(total.max()) / most_total)
         if scales is not None:
-            assert (torch.frexp(scales).mantissa == 0.5).all()
-            assert all(len(torch.unique(page)) == len(page) for page in scales.split(64))
+            mantissa, _ = torch.frexp(scales)
+            assert (mantissa == 0.5).all()
+            for page in scales.split(64):
+                assert len(torch.unique(page)) == len(page)
     assert seen > 0.05  # the promise is not idle
 
 
 def _stored(operands, row):
     """Keys as integers, their power-of-two scales apart, for every layout."""
-    layout, slots = operands.case.layout, slots_of(operands, row)
-    values, scales = read_keys(operands.kv_cache, layout, slots)
-    values = values.double()
+    layout = operands.case.layout
+    values, scales = read_keys(operands.kv_cache, layout, slots_of(operands, row))
+    values = values.to(torch.float64)
     if layout == "fp4":  # the reader multiplies scales in; integers up to 4 leave the power of two recoverable
+        slots = slots_of(operands, row)
         raw = operands.pool[slots // 64, 64 * 64 + 4 * (slots % 64)]
-        scales = torch.exp2(raw.double() - 127)
+        scales = torch.ldexp(torch.ones(len(slots), dtype=torch.float64), raw.to(torch.int64) - 127)
         values = values / scales[:, None]
     return values, scales
 
 
 def test_exact_wide_sees_a_bf16_dot_and_a_bf16_weight():
-    operands = build_logits(Case(lengths=((300,),), data="exact_wide", seed=2))
-    dot, _ = dots(operands.q[0].double(), _stored(operands, 0)[0])
-    assert float((dot.bfloat16().double() != dot).double().mean()) > 0.2
-    assert bool((operands.weights.bfloat16().float() != operands.weights).any())
+    case = Case(lengths=((300,),), data="exact_wide", seed=2)
+    operands = build_logits(case)
+    keys, _ = _stored(operands, 0)
+    dot, _ = dots(operands.q[0].to(torch.float64), keys)
+    assert float((dot.to(torch.bfloat16).to(torch.float64) != dot).double().mean()) > 0.2
+    weights = operands.weights
+    assert bool((weights.to(torch.bfloat16).to(torch.float32) != weights).any())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("data", LOGITS_DATA)
+@pytest.mark.parametrize("data", DATA)
 def test_values_do_not_depend_on_company(layout, data):
-    """Rows, heads and pages drawn by themselves equal those of a larger batch: dropping rows keeps the rest."""
+    """Rows, heads and pages drawn alone equal the same ones drawn in a larger batch: dropping rows keeps the rest."""
     requests, rows = torch.tensor([3, 1, 7]), torch.tensor([0, 5, 2])
-    second = requests[1:2], rows[1:2]
-    many, few = draw_queries(data, layout, 11, requests, rows, 64), draw_queries(data, layout, 11, *second, 8)
-    assert torch.equal(many[1:2, :8].view(torch.uint8), few.view(torch.uint8))
+    many = draw_queries(data, layout, 11, requests, rows, 64).view(torch.uint8)
+    few = draw_queries(data, layout, 11, requests[1:2], rows[1:2], 8).view(torch.uint8)
+    assert torch.equal(many[1:2, :8], few)
     weights = draw_weights(data, 11, requests, rows, 64)
-    assert torch.equal(weights[1:2, :8], draw_weights(data, 11, *second, 8))
-    keys, one = draw_keys(data, layout, 11, requests, rows), draw_keys(data, layout, 11, *second)
-    assert (keys.scales is None) == (one.scales is None)
-    for all_pages, page in zip(keys, one, strict=True):
-        if all_pages is not None and page is not None:
-            assert torch.equal(all_pages[1:2].view(torch.uint8), page.view(torch.uint8))
-    assert len({_digest(row) for row in weights}) == len({_digest(page) for page in keys.payload}) == 3
-    assert not torch.equal(keys.payload, draw_keys(data, layout, 12, requests, rows).payload)
+    assert torch.equal(weights[1:2, :8], draw_weights(data, 11, requests[1:2], rows[1:2], 8))
+    assert len({_digest(row) for row in weights}) == 3
+    keys = draw_keys(data, layout, 11, requests, rows)
+    alone = draw_keys(data, layout, 11, requests[2:], rows[2:])
+    for all_pages, one in zip(keys, alone, strict=True):
+        assert (all_pages is None) == (one is None)
+        if all_pages is not None and one is not None:
+            assert torch.equal(bits(all_pages[2:]), bits(one))
+    assert len({_digest(page) for page in keys.payload}) == 3
+    other_seed = draw_keys(data, layout, 12, requests, rows)
+    assert not torch.equal(keys.payload, other_seed.payload)
 
 
-def _drawn(data, layout, **fields):
-    """Operands of one row of 400 keys, and its keys."""
-    operands = build_logits(Case(lengths=((400,),), layout=layout, data=data, seed=1, **fields))
-    return operands, *read_keys(operands.kv_cache, layout, slots_of(operands, 0))
+def _exact_logits(operands, row):
+    request, inner = divmod(row, operands.case.next_n)
+    keys, scales = read_keys(operands.kv_cache, operands.case.layout, slots_of(operands, row))
+    return logits(operands.q[request, inner][None], keys, operands.weights[row][None], scales)[0]
 
 
-def _exact_logits(data, layout, **fields):
-    operands, keys, scales = _drawn(data, layout, **fields)
-    return logits(operands.q[0], keys, operands.weights, scales)[0]
+def _drawn(data, layout, length=400, **fields):
+    return build_logits(Case(lengths=((length,),), layout=layout, data=data, seed=1, **fields))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_classes_have_the_property_they_are_named_for(layout):
-    assert bool((_exact_logits("negative", layout, heads=8) < 0).all())
+    negative = _exact_logits(_drawn("negative", layout, heads=8), 0)
+    assert bool((negative < 0).all())
 
-    needle = _exact_logits("needle", layout)
+    needle = _exact_logits(_drawn("needle", layout), 0)
     ordered = needle.sort(descending=True).values
     assert float(ordered[0]) > 1.5 * float(ordered[1]) and int(needle.argmax()) < 64
 
-    wild = {data: int((~_exact_logits(data, layout).isfinite()).sum()) for data in LOGITS_DATA}
-    assert 5 <= wild.pop("nonfinite") <= 40 and not any(wild.values())
+    finite = [_exact_logits(_drawn(data, layout), 0).isfinite() for data in DATA if data != "nonfinite"]
+    assert all(bool(row.all()) for row in finite)
+    odd = ~_exact_logits(_drawn("nonfinite", layout), 0).isfinite()
+    assert 5 <= int(odd.sum()) <= 40
 
-    zeros, keys, _ = _drawn("zeros", layout)
-    counts = (keys.float() != 0).sum(1)
+    zeros = _drawn("zeros", layout)
+    keys, _ = read_keys(zeros.kv_cache, layout, torch.arange(400))
+    counts = (keys.to(torch.float32) != 0).sum(1)
     assert int((counts == 0).sum()) > 50 and int((counts == 1).sum()) > 30 and int((counts > 20).sum()) > 100
-    assert bool((zeros.weights == 0).any()) and bool((zeros.q[0, 0].float() == 0).all(-1).any())
+    assert bool((zeros.weights == 0).any()) and bool((zeros.q[0, 0].to(torch.float32) == 0).all(-1).any())
 
-    ties = read_row(_drawn("near_ties", layout)[0], 0).keys.view(400, -1)
-    assert 0 < int((ties[1:] != ties[:1]).sum(1).max()) < 40  # bytes
+    ties = read_row(_drawn("near_ties", layout), 0).keys.view(400, -1)
+    differing = (ties[1:] != ties[:1]).sum(1)
+    assert 0 < int(differing.max()) < 40  # bytes
 
-    both, keys, _ = _drawn("octaves", layout)
-    dot, _ = dots(both.q[0], keys)
+    both = _drawn("octaves", layout)
+    dot, _ = dots(both.q[0], read_keys(both.kv_cache, layout, torch.arange(400))[0])
     assert float(dot.abs().max()) > 256 and bool((dot > 0).any()) and bool((dot < 0).any())
-    assert bool((both.weights < 0).any()) and bool((both.weights.bfloat16().float() != both.weights).any())
+    assert bool((both.weights < 0).any()) and bool((both.weights.to(torch.bfloat16).float() != both.weights).any())
 
 
 def test_saturating_and_subnormal_payloads():
-    first = torch.zeros(1, dtype=torch.int64)
-    assert set(draw_keys("saturating", "fp8", 0, first, first).payload.unique().tolist()) == {0x7E, 0xFE}
-    assert int((draw_keys("subnormal", "fp8", 0, first, first).payload & 0x7F).max()) == 7
-    assert 0 < float(_drawn("subnormal", "bf16")[1].double().abs().max()) < 2.0**-126
+    codes = draw_keys("saturating", "fp8", 0, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+    assert set(codes.payload.unique().tolist()) == {0x7E, 0xFE}
+    tiny = _drawn("subnormal", "bf16")
+    keys, _ = read_keys(tiny.kv_cache, "bf16", torch.arange(400))
+    assert 0 < float(keys.to(torch.float64).abs().max()) < 2.0**-126
+    tiny8 = draw_keys("subnormal", "fp8", 0, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+    assert int((tiny8.payload & 0x7F).max()) == 7
 
 
-@pytest.mark.parametrize("data", [name for name in LOGITS_DATA if CLASSES[name].scale == "real"])
+@pytest.mark.parametrize("data", [name for name in DATA if CLASSES[name].scale == "real"])
 def test_fp8_scales_are_positive_and_use_their_significand(data):
-    scales = draw_keys(data, "fp8", 3, torch.arange(4), torch.arange(4)).scales
-    assert scales is not None
-    scales = scales[torch.isfinite(scales)]
-    assert bool((scales > 0).all()) and bool((scales.view(torch.int32) & 0xFF != 0).any())
+    keys = draw_keys(data, "fp8", 3, torch.arange(4), torch.arange(4))
+    assert keys.scales is not None
+    scales = keys.scales[torch.isfinite(keys.scales)]
+    assert bool((scales > 0).all())
+    assert bool((scales.view(torch.int32) & 0xFF != 0).any())
 
 
 def test_topk_classes_have_the_property_they_are_named_for():
-    def drawn(data):
-        return build_topk(Case(lengths=((6000, 6000),) * 4, stage="topk", data=data, seed=3)).logits
+    def drawn(data, length=6000):
+        case = TopkCase(lengths=((length, length),) * 4, data=data, seed=3)
+        return build_topk(case).logits
 
     assert bool((drawn("equal") == drawn("equal")[:, :1]).all())
     assert bool((drawn("negative") < 0).all())

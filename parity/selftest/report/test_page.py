@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from parity.cli.main import main
-from parity.report import command as report_command
+from parity.command import finite
 from parity.report import compare, figures, inputs
+from parity.report import write as writing
 from parity.selftest.report import example
 
 pytest.importorskip("jinja2", reason="the report needs jinja2: pip install 'indexer-parity[report]'")
@@ -56,7 +57,8 @@ class Page(html.parser.HTMLParser):
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("reports")
-    found = {"gate": example.gate(), "better": example.better(), "explain": example.explained()}
+    found = {"gate": finite(example.gate().to_json()), "better": example.better().to_json()}
+    found |= {"explain": example.explained()}
     found |= {"recall": example.swept(), "memory": example.remembered()}
     found |= {f"other{i}": report for i, report in enumerate(example.others())}
     for name, report in found.items():
@@ -161,14 +163,14 @@ def test_mistakes_are_one_sentence(
     bad = tmp_path / "bad.json"
     bad.write_text('{"rows": [1]}')
     later = tmp_path / "later.json"
-    later.write_text(json.dumps({**example.gate(), "format": 2}))
+    later.write_text(json.dumps({**finite(example.gate().to_json()), "format": 3}))
     newer = tmp_path / "newer.json"
     newer.write_text(json.dumps({"kind": "indexer-parity/explain", "format": 2}))
     gate, explain = str(files["gate"]), str(files["explain"])
     for words, part in (
         ([], "expected at least one JSON file"),
         ([str(bad)], "bad.json: not a JSON file of gate"),
-        ([str(later)], "report format 2, this version reads 1"),
+        ([str(later)], "later.json: report format 3, this version reads 2"),
         ([str(newer)], "report format 2, this version reads 1"),
         ([gate, gate], "a second gate report"),
         ([str(tmp_path / "none.json")], "none.json: No such file"),
@@ -179,10 +181,10 @@ def test_mistakes_are_one_sentence(
         assert main(["report", *words]) == 2, words
         (line,) = capsys.readouterr().err.strip().splitlines()
         assert part in line and line.startswith("parity report: ")
-    monkeypatch.setattr(report_command, "MOST", 1000)
+    monkeypatch.setattr(writing, "MOST", 1000)
     assert main(["report", gate, "-o", str(tmp_path / "page.html")]) == 2
     assert "more than 1,000: give fewer files" in capsys.readouterr().err
-    monkeypatch.setattr(report_command.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(writing.importlib.util, "find_spec", lambda name: None)
     assert main(["report", gate]) == 2
     assert "the report needs jinja2 and matplotlib: pip install" in capsys.readouterr().err
 
@@ -190,7 +192,7 @@ def test_mistakes_are_one_sentence(
 @pytest.mark.parametrize(
     "report, kind",
     [
-        (example.gate(), "gate"),
+        (example.gate().to_json(), "gate"),
         ({"kind": "indexer-parity/explain"}, "explain"),
         ({"kind": "bench store"}, "store_bench"),
         ({"kind": "something else", "rows": []}, None),
@@ -204,7 +206,7 @@ def test_kinds_are_told_apart(report: object, kind: str | None) -> None:
 
 
 def test_a_histogram_counts_every_ratio_once() -> None:
-    found = figures.histogram(example.gate()["rows"])
+    found = figures.histogram(example.gate().rows)
     assert found is not None
     cells = [int(value) for line in found.table.rows for value in line[1:]]
     assert sum(cells) == 3  # the infinite one belongs to a failure, which is listed

@@ -2,30 +2,29 @@
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
-import torch
 
 from parity.domain.profiles import profile
-from parity.ops.check import all_checks, find_check
+from parity.ops.check import checks_of, find_check
 from parity.results import Status
-from parity.run.registry import Implementation, load
+from parity.run.implementation import Implementation
+from parity.run.registry import load
 from parity.run.worker import Worker
+from parity.selftest.helpers import CPU, FAULTY
 from parity.suite.search import run_check
 
-FAULTY = Path(__file__).parents[1] / "faulty.py"
-CPU = torch.device("cpu")
 QUICK = replace(profile("smoke", examples=120), shrink_seconds=1.0, reduce_calls=40, case_seconds=20.0)
 
 
 @cache
-def loaded(name: str, layout: str | None, stage: str | None = None) -> Implementation:
-    return load(f"{FAULTY}:{name}", layout, stage)
+def loaded(name: str, layout: str | None) -> Implementation:
+    return load(f"{FAULTY}:{name}", layout)
 
 
 def judged(name: str, check: str, layout: str | None = "bf16", setting=QUICK):
-    return run_check(find_check(check), Worker(loaded(name, layout), CPU, setting.case_seconds), setting)
+    impl = loaded(name, layout)
+    return run_check(find_check(check, impl.operation), Worker(impl, CPU, setting.case_seconds), setting)
 
 
 FAULTS = [
@@ -73,7 +72,7 @@ def test_a_fault_is_rejected_at_its_level(name, layout, check):
     found = judged(name, check, layout)
     verdict = found.verdict
     assert verdict.status is Status.FAILED, verdict.message
-    assert f"--impl {FAULTY}:{name}" in verdict.message and "parity run --case 'v1 " in verdict.message
+    assert f"--impl {FAULTY}:{name}" in verdict.message and "parity run --case 'v2 op=" in verdict.message
 
 
 @pytest.mark.parametrize("name", ["raises", "segfaults"])
@@ -95,9 +94,9 @@ SLOW = ("resources/many_rows",)
 )
 def test_a_correct_function_passes_every_check(name, layout):
     impl = loaded(name, layout)
-    runner = Worker(impl, CPU, QUICK.case_seconds)
+    runner = Worker(impl, CPU, 120.0)  # the largest cases take long on a busy machine
     setting = replace(QUICK, examples=20)
-    for check in all_checks(stage=impl.stage):
+    for check in checks_of(impl.operation):
         if check.id in SLOW and name != "topk_correct":
             continue
         found = run_check(check, runner, setting)
@@ -108,6 +107,6 @@ def test_a_declared_rounding_is_judged_by_its_own_bound():
     """What is a fault under the default contract is correct under one that says so."""
     for check in ("layout/exact", "layout/exact_wide", "rounding/ordinary", "rounding/alarm"):
         impl = loaded("logits_bf16_declared", None)
-        found = run_check(find_check(check), Worker(impl, CPU, 20.0), replace(QUICK, examples=40))
+        found = run_check(find_check(check, impl.operation), Worker(impl, CPU, 20.0), replace(QUICK, examples=40))
         assert found.verdict.status in (Status.PASSED, Status.VACUOUS), (check, found.verdict.message)
         assert not (check != "rounding/ordinary" and found.verdict.status is Status.VACUOUS), found.verdict.message

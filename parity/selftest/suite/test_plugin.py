@@ -4,15 +4,14 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from parity.selftest.helpers import FAULTY, ROOT
 from parity.suite import plugin
 
-FAULTY = Path(__file__).parents[1] / "faulty.py"
-ROOT = Path(__file__).resolve().parents[3]
 SUITE = ["--pyargs", "parity.suite"]
 FAST = ["--parity-profile", "smoke", "--parity-examples", "8"]
 LAYOUT = ["-k", "test_layout"]
@@ -37,7 +36,7 @@ def test_a_correct_function_from_another_folder(tmp_path):
         tmp_path, *SUITE, *user("correct"), *FAST, *LAYOUT, "--parity-seed", "5", "--parity-json", str(out)
     )
     assert code == 0, text
-    assert "profile smoke, seed 5" in text and f"{FAULTY}:correct: logits, bf16" in text
+    assert "profile smoke, seed 5" in text and f"{FAULTY}:correct: paged_logits, bf16" in text
     assert "in a worker process" in text and "interpreted" in text
     assert "parity passed: 5 checks of 1 implementation" in text
     report = json.loads(out.read_text())
@@ -61,7 +60,7 @@ def test_two_processes_give_the_same_rows_as_one(tmp_path):
     tables = []
     for name, more in (("one", []), ("two", ["-n", "2"])):
         out = tmp_path / f"{name}.json"
-        words = ["--parity-stage", "topk", "--parity-impl", "topk", *FAST, "-k", "selection or invariance"]
+        words = ["--parity-op", "topk", "--parity-impl", "topk", *FAST, "-k", "selection or invariance"]
         code, text = run_pytest(tmp_path, *SUITE, *words, *more, "--parity-json", str(out))
         assert code == 0, text
         rows = json.loads(out.read_text())["rows"]
@@ -104,7 +103,7 @@ def test_the_time_budget_holds(tmp_path):
     code, text = run_pytest(tmp_path, *words, "--parity-json", str(out))
     assert code == 0, text
     report = json.loads(out.read_text())
-    assert f"seed {report['seed']}" in text  # drawn, and told
+    assert f"seed {report['seed']}" in text  # drawn, and reported
     assert sum(row["seconds"] for row in report["rows"]) < 12
 
 
@@ -115,33 +114,24 @@ def test_two_processes_share_one_clock(tmp_path):
         "import os\n"
         "from parity.suite.clock import Clock\n"
         "share = Clock.share\n"
-        "def told(self, weight, total):\n"
-        f"    with open({str(tmp_path / 'told')!r}, 'a') as file:\n"
+        "def noted(self, weight, total):\n"
+        f"    with open({str(tmp_path / 'seen')!r}, 'a') as file:\n"
         "        file.write(f'{os.getpid()} {self.processes} {self.ended()} {total} {self.started}\\n')\n"
         "    return share(self, weight, total)\n"
-        "Clock.share = told\n"
+        "Clock.share = noted\n"
     )
     words = ["-p", "spy", *SUITE, *user("correct"), *FAST, "--parity-seconds", "60", *LAYOUT, "-n", "2"]
     code, text = run_pytest(tmp_path, *words)
     assert code == 0, text
-    told = [line.split() for line in (tmp_path / "told").read_text().splitlines()]
-    assert len(told) == 5 and {line[1] for line in told} == {"2"} and len({line[4] for line in told}) == 1
-    assert len({line[0] for line in told}) == 2 and len({line[3] for line in told}) == 1
+    seen = [line.split() for line in (tmp_path / "seen").read_text().splitlines()]
+    assert len(seen) == 5 and {line[1] for line in seen} == {"2"} and len({line[4] for line in seen}) == 1
+    assert len({line[0] for line in seen}) == 2 and len({line[3] for line in seen}) == 1
     # The last to start has seen the others' end, bar the one that may still run beside it.
-    assert max(float(line[2]) for line in told) > float(told[0][3]) / 3
+    assert max(float(line[2]) for line in seen) > float(seen[0][3]) / 3
 
 
 def test_the_nightly_profile_remembers_failures(tmp_path):
-    words = [
-        *SUITE,
-        *user("no_relu"),
-        "--parity-profile",
-        "nightly",
-        "--parity-examples",
-        "40",
-        "-k",
-        "ordinary",
-    ]
+    words = [*SUITE, *user("no_relu"), "--parity-profile", "nightly", "--parity-examples", "40", "-k", "ordinary"]
     assert run_pytest(tmp_path, *words)[0] == 1
     assert any((tmp_path / ".parity" / "examples").iterdir())
     code, text = run_pytest(tmp_path, *words)
@@ -150,7 +140,7 @@ def test_the_nightly_profile_remembers_failures(tmp_path):
 
 def config_of(**given):
     """As much of a pytest config as opening a session reads."""
-    names = [*("impl", "layout", "stage", "contract", "device", "require_device"), *("profile", "seed", "seconds")]
+    names = [*("impl", "layout", "op", "contract", "device", "require_device"), *("profile", "seed", "seconds")]
     values = {f"parity_{name}": given.get(name) for name in [*names, "examples", "json", "arithmetic"]}
     return SimpleNamespace(option=SimpleNamespace(**values))
 
@@ -159,10 +149,15 @@ def config_of(**given):
     ("given", "sentence"),
     [
         ({"impl": "no-such"}, "expected one of torch-bf16"),
-        ({"impl": f"{FAULTY}:correct"}, "say bf16, fp8 or fp4"),
+        ({"impl": f"{FAULTY}:correct"}, "say which of the layouts (parity list)"),
         ({"impl": f"{FAULTY}:nothing", "layout": "bf16"}, "has no 'nothing'"),
         ({"impl": "torch-bf16", "layout": "fp8"}, "reads bf16 pages, got fp8"),
-        ({"impl": "torch-bf16", "stage": "topk"}, "is a logits function"),
+        ({"impl": "torch-bf16", "op": "topk"}, "is a function of paged_logits, got topk"),
+        ({"op": "scores"}, "op: expected one of paged_logits, topk"),
+        ({"layout": "fp9"}, "layout must be one of bf16, fp8, fp4, got 'fp9'"),
+        ({"op": "compressor"}, "no built-in implementation of compressor"),
+        ({"layout": "fp4"}, "no built-in implementation of paged_logits has fp4 pages"),
+        ({"impl": f"{FAULTY}:correct", "op": "scores"}, "op: expected one of paged_logits, topk"),
         ({"impl": "torch-bf16", "contract": "none.toml"}, "cannot be read"),
         ({"contract": "none.toml"}, "name it with --impl"),
         ({"profile": "fast"}, "expected one of smoke"),
@@ -181,19 +176,17 @@ def test_bad_options_are_one_sentence(given, sentence):
 
 
 def test_a_missing_device_is_refused(monkeypatch):
-    import torch
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for option in ("require_device", "device"):
         with pytest.raises(pytest.UsageError, match="no CUDA device"):
             plugin._open(config_of(**{option: "cuda"}))
 
 
-@pytest.mark.parametrize("words", [["--parity-layout", "fp9"], ["--parity-seed", "x"], ["--parity-impl", "no-such"]])
+@pytest.mark.parametrize("words", [["--parity-seed", "x"], ["--parity-impl", "no-such"]])
 def test_a_usage_error_exits_4(tmp_path, words):
     code, text = run_pytest(tmp_path, *SUITE, *words)
     assert code == pytest.ExitCode.USAGE_ERROR
-    assert "invalid" in text or "expected one of" in text
+    assert any(part in text for part in ("invalid", "expected one of", "must be one of"))
 
 
 def test_unasked_it_does_nothing(tmp_path):
@@ -221,6 +214,6 @@ def test_asked_it_decides_on_interpretation_before_conftests(tmp_path):
 def test_help_lists_every_option(tmp_path):
     code, text = run_pytest(tmp_path, "--help")
     assert code == 0
-    for name in ("impl", "layout", "stage", "contract", "device", "require-device", "profile", "seed", "seconds"):
+    for name in ("impl", "layout", "op", "contract", "device", "require-device", "profile", "seed", "seconds"):
         assert f"--parity-{name}=" in text
     assert "--parity-examples=" in text and "--parity-json=" in text

@@ -1,38 +1,39 @@
 """Drawing, counting, stopping and shrinking: what a check's search does, and what its minimal examples look like."""
 
-import importlib.util
+import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import strategies as st
 
+from parity.domain import profiles
 from parity.domain.contract import Contract
 from parity.domain.profiles import PROFILES, profile
-from parity.ops.check import LEVELS, Check, all_checks, examples_of, find_check, judge_case, sampled_rows
-from parity.ops.paged_logits.case import Case, parse_case
+from parity.ops.check import LEVELS, Check, checks_of, examples_of, find_check, judge_case
+from parity.ops.paged_logits.case import Case
+from parity.ops.paged_logits.oracle import sampled_rows
 from parity.results import Status, Verdict
-from parity.run.registry import Implementation, builtin
+from parity.run.implementation import Implementation
+from parity.run.operation import all_operations, find, parse_case
+from parity.run.registry import builtin
 from parity.run.runner import InProcess
+from parity.selftest import faulty
+from parity.selftest.helpers import CPU
 from parity.suite.search import Finding, run_check
 
-CPU = torch.device("cpu")
-_spec = importlib.util.spec_from_file_location("_faulty_here", Path(__file__).parents[1] / "faulty.py")
-assert _spec is not None and _spec.loader is not None
-faulty = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(faulty)
-
+LOGITS = find("paged_logits")
+EXACT = find_check("layout/exact", LOGITS)
 PATIENT = replace(profile("ci", examples=400), shrink_seconds=20.0, reduce_calls=600)
 
 
 def runner_of(name, layout="bf16"):
     contract = Contract.default(layout)
-    return InProcess(Implementation(name, "logits", layout, contract, function=getattr(faulty, name)), CPU)
+    return InProcess(Implementation(name, "paged_logits", layout, contract, function=getattr(faulty, name)), CPU)
 
 
 def minimal(name, check="layout/exact", layout="bf16") -> tuple[Case, Verdict]:
-    found = run_check(find_check(check), runner_of(name, layout), PATIENT)
+    found = run_check(find_check(check, LOGITS), runner_of(name, layout), PATIENT)
     assert found.verdict.status is Status.FAILED
     return parse_case(found.verdict.case), found.verdict
 
@@ -63,7 +64,7 @@ def test_a_dropped_head_shrinks_to_that_head():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_smallest_case_does_not_depend_on_what_was_drawn(seed):
-    found = run_check(find_check("layout/exact"), runner_of("head_63"), replace(PATIENT, seed=seed))
+    found = run_check(EXACT, runner_of("head_63"), replace(PATIENT, seed=seed))
     case = parse_case(found.verdict.case)
     assert case.only_heads == (63,) and case.lengths == ((1,),)
 
@@ -76,10 +77,10 @@ def test_an_unwritten_tail_shrinks_to_a_row_without_keys():
 
 def test_the_message_has_everything_in_order():
     case, verdict = minimal("times_1001", "rounding/ordinary")
-    words = ["request 0, row 0, key ", "got ", "wanted ", "bound ", "ratio ", "parity run --case 'v1 "]
+    words = ["request 0, row 0, key ", "got ", "wanted ", "bound ", "ratio ", "parity run --case 'v2 op=paged_logits "]
     places = [verdict.message.index(word) for word in words]
     assert places == sorted(places)
-    again = judge_case(runner_of("times_1001"), case, [find_check("rounding/ordinary")])
+    again = judge_case(runner_of("times_1001"), case, [find_check("rounding/ordinary", LOGITS)])
     assert [v.status for v in again] == [Status.FAILED]
 
 
@@ -100,9 +101,9 @@ def counted(strategy, judge, examples=50, **options) -> tuple[list[Case], Findin
         seen.append(case)
         return judge(case)
 
-    check = Check("layout", "exact", ("logits",), lambda impl, setting, device: strategy, remembering, 1.0)
+    check = Check("layout", "exact", lambda impl, setting, device: strategy, remembering, 1.0)
     impl = builtin(CPU)["torch-bf16"]
-    shares = sum(c.share_of(impl, CPU) for c in all_checks(levels=["layout"], stage="logits"))
+    shares = sum(c.share_of(impl, CPU) for c in checks_of(LOGITS, ["layout"]))
     setting = profile("ci", examples=int(examples * shares), seed=options.pop("seed", None))
     return seen, run_check(check, InProcess(impl, CPU), setting, **options)
 
@@ -134,8 +135,6 @@ def test_a_listed_strategy_runs_every_case():
 
 def test_the_time_budget_ends_the_drawing():
     def slow(case):
-        import time
-
         time.sleep(0.02)
         return good(case)
 
@@ -162,11 +161,9 @@ def test_a_flaky_failure_is_still_reported():
 
 
 def test_remembered_failures_come_first_and_leave_when_they_pass(tmp_path, monkeypatch):
-    from parity.domain import profiles
-
     monkeypatch.setattr(profiles, "DATABASE", tmp_path)
     setting = replace(profile("nightly", seed=1, examples=60), shrink_seconds=2.0, reduce_calls=60)
-    check, bad = find_check("layout/exact"), runner_of("no_relu")
+    check, bad = EXACT, runner_of("no_relu")
     first = run_check(check, bad, setting)
     again = run_check(check, bad, setting)
     assert (again.examples, again.first_case) == (1, first.verdict.case)
@@ -175,34 +172,38 @@ def test_remembered_failures_come_first_and_leave_when_they_pass(tmp_path, monke
     store = setting.store()
     assert store is not None and not list(store.fetch(b"no_relu/layout/exact"))
     store.save(b"no_relu/layout/exact", b"v0 from another time")
+    store.save(b"no_relu/layout/exact", b"v1 stage=nothing lens=1")
     assert run_check(check, mended, setting).verdict.status is Status.PASSED
 
 
 def test_an_absent_implementation_is_not_run():
-    impl = replace(builtin(CPU)["torch-bf16"], absent="no such card")
-    found = run_check(find_check("layout/exact"), InProcess(impl, CPU), profile("smoke"))
-    assert (found.verdict.status, found.verdict.message, found.examples) == (Status.NOT_RUN, "no such card", 0)
+    impl = replace(builtin(CPU)["torch-bf16"], absent="no such GPU")
+    found = run_check(EXACT, InProcess(impl, CPU), profile("smoke"))
+    assert (found.verdict.status, found.verdict.message, found.examples) == (Status.NOT_RUN, "no such GPU", 0)
 
 
 # ----------------------------------------------------------------------------------------------------- tables of names
 
 
 def test_names_are_unique_and_fit_a_test_id():
-    for stage in ("logits", "topk"):
-        names = [check.id for check in all_checks(stage=stage)]
-        assert len(names) == len(set(names))
-        assert not any("-" in name for name in names)
-    levels = {check.level for check in all_checks(stage="logits")}
+    for operation in all_operations():
+        names = [check.id for check in checks_of(operation)]
+        assert names and len(names) == len(set(names)) and not any("-" in name for name in names)
+        assert sorted(names) == sorted(check.id for check in operation.checks())
+        assert all(find_check(name.replace("/", "."), operation).id == name for name in names)
+    levels = {check.level for check in checks_of(LOGITS)}
     assert {"layout", "rounding", "selection", "invariance", "resources"} <= levels <= set(LEVELS)
-    with pytest.raises(ValueError, match="layout/exact"):
-        find_check("layout/nothing")
+    with pytest.raises(ValueError, match="check: expected one of layout/exact, .*, got 'layout/nothing'"):
+        find_check("layout/nothing", LOGITS)
+    with pytest.raises(ValueError, match="level: expected one of layout, .*, got 'speed'"):
+        checks_of(LOGITS, ["speed"])
 
 
 @pytest.mark.parametrize("name", ["torch-bf16", "triton-bf16", "topk"])
 def test_a_level_has_at_least_the_profiles_examples(name):
     impl = builtin(CPU)[name]
     for level in LEVELS:
-        counts = [examples_of(check, 210, impl, CPU) for check in all_checks(levels=[level], stage=impl.stage)]
+        counts = [examples_of(check, 210, impl, CPU) for check in checks_of(impl.operation, [level])]
         if any(counts):  # listed cases alone have no count
             assert sum(count or 0 for count in counts) >= 210
 
@@ -226,9 +227,9 @@ def test_rows_are_sampled_only_where_the_oracle_is_dear():
 
 
 def test_no_check_is_vacuous_where_the_dot_is_known_by_its_bound_alone():
-    """As on a card whose matrix unit has no verified model: exact data beside it keep every check awake."""
+    """As on a GPU whose matrix unit has no verified model: exact data beside it keep every check awake."""
     coarse = Contract.default("fp8", torch.device("cuda"), capability=(9, 0))
     impl = replace(builtin(CPU)["torch-fp8"], contract=coarse)
-    for check in all_checks(levels=["rounding"], stage="logits"):
+    for check in checks_of(LOGITS, ["rounding"]):
         found = run_check(check, InProcess(impl, CPU), profile("smoke"))
         assert found.verdict.status is Status.PASSED, (check.id, found.verdict)

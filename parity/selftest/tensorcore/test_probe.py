@@ -1,27 +1,28 @@
-"""The probe on simulated GPUs: it finds every parameter by itself, and says so where no grouped model fits."""
+"""The probe on simulated units: it finds every parameter by itself, and says so where no grouped model fits."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from impl import configs
-from parity.command import CommandError
-from parity.domain.contract import Contract
+from parity.cli import main as cli
 from parity.numerics.arithmetic import Grouped
-from parity.selftest.helpers import python, refuses
-from parity.tensorcore.probe import Verified, main, tile_shapes, verified_contract, verify_device_model, verify_models
-from parity.tensorcore.probe_check import DISTRIBUTIONS, count_mismatches, draw, probe
-from parity.tensorcore.probe_search import Card, search
+from parity.tensorcore.probe import compare_models, compare_on, tile_shapes
+from parity.tensorcore.probe_check import DISTRIBUTIONS, Finding, count_mismatches, draw, probe
+from parity.tensorcore.probe_search import DotUnit, search
 
-HOPPER = {"bf16": Grouped(16, 25, 23), "e4m3": Grouped(32, 13, 13)}
-MODEL = HOPPER["e4m3"]
-GPUS = [
-    *HOPPER.items(),
+UNITS = [
+    ("bf16", Grouped(16, 25, 23)),
+    ("e4m3", Grouped(32, 13, 13)),
     ("e4m3", Grouped(32, 13, 13, running=False)),
     ("bf16", Grouped(8, 24, 23)),
     ("fp16", Grouped(8, 24, 23)),
@@ -40,13 +41,13 @@ GPUS = [
 ]
 
 
-def simulated(operand: str, model: Grouped, **changes: object) -> Card:
-    return Card(operand, model.exact_dot, **changes)  # type: ignore[arg-type]
+def unit(operand: str, model: Grouped, **changes: object) -> DotUnit:
+    return DotUnit(operand, model.exact_dot, **changes)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("operand, model", GPUS, ids=[f"{operand} {model}" for operand, model in GPUS])
-def test_finds_the_model_of_a_gpu_by_itself(operand, model):
-    finding = probe(simulated(operand, model), tiles=1)
+@pytest.mark.parametrize("operand, model", UNITS, ids=[f"{operand} {model}" for operand, model in UNITS])
+def test_finds_the_model_of_a_card_by_itself(operand, model):
+    finding = probe(unit(operand, model), tiles=1)
     assert finding.model == model, "\n".join(finding.lines())
     assert finding.unexplained == 0 and not any(finding.mismatches.values())
     assert {d.parameter for d in finding.decided} == {f.name for f in dataclasses.fields(Grouped)} - {"known_order"}
@@ -55,8 +56,9 @@ def test_finds_the_model_of_a_gpu_by_itself(operand, model):
 
 @pytest.mark.parametrize("rows, columns", [(64, 16), (16, 64), (128, 32)])
 def test_tile_shapes_of_every_kind(rows, columns):
-    finding = probe(simulated("e4m3", MODEL, rows=rows, columns=columns), tiles=1)
-    assert finding.model == MODEL and finding.dots == 5 * rows * columns
+    model = Grouped(32, 13, 13)
+    finding = probe(unit("e4m3", model, rows=rows, columns=columns), tiles=1)
+    assert finding.model == model and finding.dots == 5 * rows * columns
 
 
 def sequential(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -76,7 +78,7 @@ def pairwise(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("dot, operand", [(sequential, "bf16"), (sequential, "e4m3"), (pairwise, "bf16")])
 def test_an_ieee_dot_is_no_grouped_model_but_within_its_bound(dot, operand):
-    finding = probe(Card(operand, dot, rows=32, columns=32), tiles=1)
+    finding = probe(DotUnit(operand, dot, rows=32, columns=32), tiles=1)
     if finding.model is not None:  # groups of one added in float32: the sum in sequence, found as what it is
         assert dot is sequential and finding.model.group == 1
     else:
@@ -86,87 +88,92 @@ def test_an_ieee_dot_is_no_grouped_model_but_within_its_bound(dot, operand):
 
 def test_interleaved_groups_are_reported_as_unexplained():
     order = torch.arange(128).view(2, 64).t().flatten()
-    strange = Card("bf16", lambda a, b: HOPPER["bf16"].exact_dot(a[..., order], b[..., order]))
+    model = Grouped(16, 25, 23)
+    strange = DotUnit("bf16", lambda a, b: model.exact_dot(a[..., order], b[..., order]))
     finding = probe(strange, tiles=1)
     assert finding.model is None and sum(finding.mismatches.values()) > 0
     assert "no grouped model" in finding.lines()[0] or "no model" in finding.lines()[0]
 
 
 def test_a_single_wrong_dot_is_counted():
+    model = Grouped(32, 13, 13)
+
     def nearly(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        out = MODEL.exact_dot(a, b)
+        out = model.exact_dot(a, b)
         if a.shape[0] == 2:
             out[1, 3, 5] += 1.0
         return out
 
-    assert count_mismatches(simulated("e4m3", MODEL), MODEL, 20_000) == (0, 20_480)
-    assert count_mismatches(Card("e4m3", nearly), MODEL, 40_000) == (5, 40_960)
+    assert count_mismatches(unit("e4m3", model), model, 20_000) == (0, 20_480)
+    assert count_mismatches(DotUnit("e4m3", nearly), model, 40_000) == (5, 40_960)
 
 
-@pytest.mark.parametrize(
-    "change", [{"kept": 14}, {"final": 12}, {"group": 16}, {"subnormals": "normalised"}, {"running": False}], ids=str
-)
-def test_moved_parameters_do_not_verify(change):
-    wrong, dots = count_mismatches(simulated("e4m3", MODEL), dataclasses.replace(MODEL, **change), 65_536)
-    assert wrong > 0 and dots >= 65_536
+def test_moved_parameters_do_not_verify():
+    truth = Grouped(32, 13, 13)
+    for change in ({"kept": 14}, {"final": 12}, {"group": 16}, {"subnormals": "normalised"}, {"running": False}):
+        wrong, dots = count_mismatches(unit("e4m3", truth), dataclasses.replace(truth, **change), 65_536)
+        assert wrong > 0 and dots >= 65_536, change
 
 
 def test_distributions_are_what_their_names_say():
-    some = simulated("e4m3", MODEL)
-    drawn = {name: [x.float() for x in draw(some, name, 2, 3)] for name in DISTRIBUTIONS}
-    for name, (a, b) in drawn.items():
-        assert a.shape == b.shape == (2, 64, 128) and torch.equal(a, draw(some, name, 2, 3)[0].float())
-    assert bool((drawn["positive"][0] >= 0).all())
-    assert 0.02 < float((drawn["few terms"][0] != 0).float().mean()) < 0.12
-    assert bool((drawn["heavy-tailed"][0][:, ::4].abs() < 2.0**-6).all())  # whole rows of subnormal operands
-    a, b = drawn["cancellation"]
-    assert float(((a @ b.mT).abs() / (a.abs() @ b.abs().mT)).median()) < 0.02
+    some = unit("e4m3", Grouped(32, 13, 13))
+    for name in DISTRIBUTIONS:
+        a, b = (x.float() for x in draw(some, name, 2, 3))
+        assert a.shape == (2, 64, 128) and b.shape == (2, 64, 128)
+        assert torch.equal(a, draw(some, name, 2, 3)[0].float())
+        if name == "positive":
+            assert bool((a >= 0).all())
+        if name == "few terms":
+            assert 0.02 < float((a != 0).float().mean()) < 0.12
+        if name == "heavy-tailed":
+            assert bool((a[:, ::4].abs() < 2.0**-6).all())  # whole rows of subnormal operands
+        if name == "cancellation":
+            dot, sizes = a @ b.mT, a.abs() @ b.abs().mT
+            assert float((dot.abs() / sizes).median()) < 0.02
 
 
 def test_report_is_json_and_names_what_decided():
-    finding = probe(simulated("e4m3", MODEL), tiles=1)
+    finding = probe(unit("e4m3", Grouped(32, 13, 13)), tiles=1)
     assert json.loads(json.dumps(finding.as_dict()))["model"]["group"] == 32
-    refuses(dataclasses.FrozenInstanceError, "model", setattr, finding, "model", None)
     text = "\n".join(finding.lines())
     assert text.startswith("e4m3: grouped(32, 13, 13), 0 of 20,480 random dots differ")
     assert "kept = 13: 1 + 2**-d - 1 keeps 2**-d up to d = 13; 2**-14 gave 0" in text
-    assert "group = 32: two products of 2**-14 at 0 and 1 vanish beside +-1 at 2 to 31, not at 32" in text
+    assert "group = 32: two products of 2**-14 at 0 and 1 vanish next to +-1 at 2 to 31, not at 32" in text
     assert "1 * 1 - 1 * 1 = 0" in text
 
 
 def test_specials_of_bf16_are_reported():
-    other = Card("bf16", lambda a, b: torch.nan_to_num(HOPPER["bf16"].exact_dot(a, b), 0.0, 3e38, -3e38))
-    notes = probe(other, tiles=1).notes
+    model = Grouped(16, 25, 23)
+
+    def other(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.nan_to_num(model.exact_dot(a, b), 0.0, 3e38, -3e38)
+
+    notes = probe(DotUnit("bf16", other), tiles=1).notes
     assert "NaN * 1 = 0, the model says nan" in notes and "inf * 1 = 3e+38, the model says inf" in notes
     assert "1 * 1 - 1 * 1 = 0" in notes
 
 
-def test_the_search_remembers_its_questions():
-    model, decided, questions = search(simulated("bf16", HOPPER["bf16"]))
-    assert model == HOPPER["bf16"] and len(decided) == 8
-    assert questions.disagreements(model) == 0
-    assert questions.disagreements(dataclasses.replace(model, kept=24)) > 0
+def test_the_search_is_quick_and_remembers_its_trials():
+    model, decided, trials = search(unit("bf16", Grouped(16, 25, 23)))
+    assert model == Grouped(16, 25, 23) and len(decided) == 8
+    assert trials.disagreements(model) == 0
+    assert trials.disagreements(dataclasses.replace(model, kept=24)) > 0
 
 
-def test_stored_models_are_verified_or_contradicted_by_the_gpu():
-    def found(arch, models):
-        return verify_models(arch, lambda operand: simulated(operand, models[operand]))
-
-    right, wrong = found("sm_90", HOPPER), found("sm_90", HOPPER | {"e4m3": Grouped(32, 14, 13)})
-    assert [(r.operand, r.verified) for r in right] == [("bf16", True), ("e4m3", True)]
-    assert str(right[1]) == "sm_90 e4m3 grouped(32, 13, 13), verified on 81,920 dots"
-    assert [r.verified for r in wrong] == [True, False] and "the proved bound serves" in str(wrong[1])
-    assert found("sm_1", HOPPER) == verify_device_model("cpu") == []
+def test_findings_are_values():
+    assert dataclasses.is_dataclass(Finding) and Finding.__dataclass_params__.frozen  # type: ignore[attr-defined]
 
 
-def test_only_a_verified_model_sharpens_a_contract():
-    contract = Contract.default("fp8", "cuda", capability=(9, 0))
-    good = Verified("e4m3", MODEL, True, 65_536, 0, "sm_90 e4m3")
-    sharp = verified_contract(contract, [good])
-    assert sharp.dot_verified and sharp.describe_dot() == "sm_90 e4m3 grouped(32, 13, 13), verified"
-    for change in ({"verified": False}, {"operand": "bf16"}, {"model": Grouped(32, 14, 13)}):
-        assert verified_contract(contract, [good._replace(**change)]) == contract
-    assert verified_contract(Contract("fp8"), [good]) == Contract("fp8")
+def test_stored_models_are_verified_or_contradicted_by_todays_card():
+    hopper = {"bf16": Grouped(16, 25, 23), "e4m3": Grouped(32, 13, 13)}
+    found = compare_models("sm_90", lambda operand: unit(operand, hopper[operand]))
+    assert [(r.operand, r.verified) for r in found] == [("bf16", True), ("e4m3", True)]
+    assert str(found[1]) == "sm_90 e4m3 grouped(32, 13, 13), verified on 81,920 dots"
+    hopper["e4m3"] = Grouped(32, 14, 13)
+    found = compare_models("sm_90", lambda operand: unit(operand, hopper[operand]))
+    assert [r.verified for r in found] == [True, False] and "the proved bound serves" in str(found[1])
+    assert compare_models("sm_1", lambda operand: unit(operand, hopper[operand])) == []
+    assert compare_on("cpu") == []
 
 
 def test_tile_shapes_are_those_of_the_kernels():
@@ -179,12 +186,17 @@ def test_tile_shapes_are_those_of_the_kernels():
     assert tile_shapes(80, "fp8") == []
 
 
-def test_command_refuses_where_there_is_nothing_to_ask(tmp_path, monkeypatch):
+def test_command_refuses_where_there_is_nothing_to_probe(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    refuses(CommandError, "there is no CUDA device to ask", main, [])
-    refuses(CommandError, "--device: device: cuda was asked for", main, ["--device", "cuda"])
-    refuses(CommandError, "its folder does not exist", main, ["--json", str(tmp_path / "none" / "x.json")])
-    refuses(SystemExit, "^2$", main, ["--operand", "int8"])
+    for words, sentence in (
+        ([], "there is no CUDA device here to probe"),
+        (["--device", "cuda"], "--device: device: cuda was"),
+        (["--json", str(tmp_path / "none" / "x.json")], "its folder does not exist"),
+    ):
+        assert cli.main(["probe", *words]) == 2 and sentence in capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["probe", "--operand", "int8"])
+    assert caught.value.code == 2
 
 
 COMPILE = """
@@ -203,31 +215,35 @@ assert "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3" in kernel.asm["ptx
 
 def test_questions_go_through_the_instruction_that_the_kernels_use():
     pytest.importorskip("triton")
-    python(COMPILE)
+    words = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    words["TRITON_DEFAULT_FP_FUSION"] = "1"
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=words, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_this_gpu_verifies_in_two_seconds():
-    verify_device_model("cuda", dots=1)  # compiles
+def test_this_card_verifies_in_two_seconds():
+    compare_on("cuda", dots=1)  # compiles
     start = time.perf_counter()
-    assert all(result.verified for result in verify_device_model("cuda"))
+    assert all(result.verified for result in compare_on("cuda"))
     assert time.perf_counter() - start < 2
 
 
-QUICK = """
-import sys, torch
-from parity.numerics.arithmetic import Grouped
-from parity.tensorcore.probe_check import count_mismatches
-from parity.tensorcore.probe_search import Card
-before = set(sys.modules)
-model = Grouped(32, 13, 13)
-assert count_mismatches(Card("e4m3", model.exact_dot), model, 5) == (0, 20480)
-print(*sorted({name.split(".")[0] for name in set(sys.modules) - before}))
-"""
-
-
 def test_the_quick_check_imports_nothing_large():
-    """A session waits for it. torch.broadcast_shapes by itself once brought sympy, and with it two seconds."""
-    imported = python(QUICK).split()
-    assert "sympy" not in imported and len(imported) < 5, imported
+    """A session waits for it. torch.broadcast_shapes alone once brought sympy, and with it two seconds."""
+    text = (
+        "import sys, torch\n"
+        "from parity.numerics.arithmetic import Grouped\n"
+        "from parity.tensorcore.probe_check import count_mismatches\n"
+        "from parity.tensorcore.probe_search import DotUnit\n"
+        "before = set(sys.modules)\n"
+        "model = Grouped(32, 13, 13)\n"
+        "assert count_mismatches(DotUnit('e4m3', model.exact_dot), model, 5) == (0, 20480)\n"
+        "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))\n"
+    )
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run([sys.executable, "-c", text], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "sympy" not in done.stdout.split() and len(done.stdout.split()) < 5, done.stdout

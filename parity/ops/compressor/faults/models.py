@@ -11,7 +11,7 @@ from parity.ops.compressor.faults import staged as ok
 from parity.ops.compressor.faults.staged import DIM, RATIO, Call
 from parity.ops.fault import Function, collector
 
-MODELS, add = collector("compressor")
+MODELS, fault = collector("compressor")
 
 
 def local(c: Call) -> Tensor:
@@ -36,209 +36,6 @@ def batch_row(c: Call) -> Tensor:
     new = torch.zeros(len(c.slots), dtype=torch.int64)
     new[1:] = (c.slots[1:] != c.slots[:-1]).to(torch.int64)
     return new.cumsum(0)
-
-
-add(
-    "ape-chunk-local",
-    "compressor-pool",
-    "chunks",
-    "the in-group bias is indexed by the place in the chunk, not by the position modulo 4",
-    "JustVugg/colibri#1554",
-    phase=lambda c: local(c) % RATIO,
-)
-add("ape-missing", "compressor-pool", "formula", "the in-group bias is left out", encoded=lambda c, phase: c.score)
-add(
-    "ape-shifted",
-    "compressor-pool",
-    "formula",
-    "the in-group bias is one token late",
-    phase=lambda c: (c.positions.long() + 3) % RATIO,
-)
-add(
-    "ape-twice",
-    "compressor-pool",
-    "formula",
-    "the in-group bias is added twice",
-    encoded=lambda c, phase: ok.encoded(c, phase) + c.ape[phase],
-)
-add(
-    "group-end-chunk-local",
-    "compressor-pool",
-    "chunks",
-    "a group's end is decided by the place in the chunk",
-    "vllm-project/tpu-inference#3536, vllm-project/vllm#55927",
-    closes=lambda c: local(c) % RATIO == RATIO - 1,
-)
-add(
-    "partial-group-stored",
-    "compressor-pool",
-    "chunks",
-    "a partly filled last group is stored at the end of a call",
-    "vllm-project/tpu-inference#3536, vllm-project/vllm#55927",
-    closes=lambda c: ok.closes(c) | last_of_call(c),
-)
-add(
-    "group-of-first-token-stored",
-    "compressor-pool",
-    "chunks",
-    "a group is stored when its first token arrives",
-    closes=lambda c: c.positions % RATIO == 0,
-)
-add(
-    "overlap-empty-each-call",
-    "compressor-pool",
-    "chunks",
-    "the overlap lane is empty for the first group of every call",
-    "jundot/omlx#2271, ml-explore/mlx-lm#1189",
-    held=lambda c, row, position: _without_overlap(c, row, position),
-)
-add(
-    "overlap-missing",
-    "compressor-pool",
-    "formula",
-    "windows do not overlap: the four tokens before have no weight",
-    pool=lambda c, kv, score: ok.pool(c, kv[:, RATIO:], score[:, RATIO:]),
-)
-add(
-    "overlap-lanes-swapped",
-    "compressor-pool",
-    "formula",
-    "the overlap takes the last channels and the own tokens the first",
-    lanes=lambda c, x: torch.cat((x[:, :RATIO, DIM:], x[:, RATIO:, :DIM]), 1),
-)
-add(
-    "ring-last-4-of-call",
-    "compressor-pool",
-    "chunks",
-    "only the last 4 tokens of a call are kept",
-    "sgl-project/sglang#34189",
-    recent=lambda c: _last_tokens(c, 4),
-)
-add(
-    "ring-of-8",
-    "compressor-pool",
-    "chunks",
-    "the ring holds 8 tokens, so rejected drafts overwrite what the next window reads",
-    held=lambda c, row, p: ok.held(c, row, p % 8),
-    save=lambda c, row, kv, score, kept: _ring(c, row, kv, score, 8),
-)
-add(
-    "ring-row-chunk-local",
-    "compressor-pool",
-    "chunks",
-    "tokens are kept at their place in the call modulo 16",
-    save=lambda c, row, kv, score, kept: _saved_at(c, row, kv, score, kept, local(c)),
-)
-add(
-    "state-not-kept-when-closed",
-    "compressor-pool",
-    "chunks",
-    "a call that ends on a closed group keeps nothing",
-    recent=lambda c: ok.recent(c) & ~_ends_closed(c),
-)
-add(
-    "first-window-zero-scores",
-    "compressor-pool",
-    "padding",
-    "the first group's missing predecessor has score 0 instead of -inf",
-    "huggingface/transformers#45938",
-    missing=lambda c, kv, score, absent: (
-        torch.where(absent[..., None], 0.0, kv),
-        torch.where(absent[..., None], 0.0, score),
-    ),
-)
-add(
-    "first-window-stale",
-    "compressor-pool",
-    "stale",
-    "the first group reads what the sequence before left in the state",
-    missing=lambda c, kv, score, absent: (kv, score),
-    held=lambda c, row, p: ok.held(c, row, torch.where(p == 0, 12, p)),
-)
-add(
-    "state-row-is-batch-index",
-    "compressor-pool",
-    "rows",
-    "the state row is the place in the batch instead of the request's slot",
-    "hw-native-sys/pypto-lib#1260, ggml-org/llama.cpp#26741",
-    rows=lambda c: batch_row(c) % c.state.shape[0],
-)
-add("state-row-0", "compressor-pool", "rows", "all requests share state row 0", rows=lambda c: c.slots.long() * 0)
-add(
-    "rollback-ignored",
-    "compressor-pool",
-    "chunks",
-    "after rejected drafts the state goes on from the longest length seen",
-    held=lambda c, row, position: _after_longest(c, row, position),
-)
-add(
-    "state-bf16",
-    "compressor-pool",
-    "precision",
-    "the state is kept in bf16",
-    save=lambda c, row, kv, score, kept: ok.save(
-        c, row, kv.to(torch.bfloat16).to(torch.float32), score.to(torch.bfloat16).to(torch.float32), kept
-    ),
-)
-add(
-    "pool-weights-bf16",
-    "compressor-pool",
-    "precision",
-    "softmax weights are rounded to bf16",
-    pool=lambda c, kv, score: (kv * torch.softmax(score, 1).to(torch.bfloat16).to(torch.float32)).sum(1),
-)
-add(
-    "pool-inputs-bf16",
-    "compressor-pool",
-    "precision",
-    "projections are rounded to bf16 before they are pooled",
-    pool=lambda c, kv, score: ok.pool(c, kv.to(torch.bfloat16).to(torch.float32), score),
-)
-add(
-    "pool-mean",
-    "compressor-pool",
-    "formula",
-    "the mean over the window stands for the weighted sum",
-    pool=lambda c, kv, score: (kv * (score > -torch.inf)).sum(1) / (score > -torch.inf).sum(1),
-)
-add(
-    "pool-softmax-over-channels",
-    "compressor-pool",
-    "formula",
-    "the softmax runs over channels",
-    pool=lambda c, kv, score: (kv * torch.softmax(score, 2)).nan_to_num(0.0).sum(1),
-)
-add(
-    "chunk-of-one-other-kernel",
-    "dispatch",
-    "dispatch",
-    "a call with one token a request goes to a path without position encoding",
-    encoded=lambda c, phase: c.score if len(c.slots) == len(c.slots.unique()) else ok.encoded(c, phase),
-)
-add(
-    "token-raced",
-    "compressor-pool",
-    "race",
-    "now and then the newest token is not in the state yet when its group is pooled",
-    pool=lambda c, kv, score: _late(c, kv, score),
-)
-add(
-    "state-aliased",
-    "compressor-pool",
-    "stale",
-    "the projections of the call are scaled in place",
-    wrap=lambda f: _scaling(f),
-)
-add(
-    "ring-oldest-cleared",
-    "compressor-pool",
-    "chunks",
-    "the oldest of the 16 tokens in the state is cleared after every call",
-    save=lambda c, row, kv, score, kept: _oldest_cleared(c, row, kv, score, kept),
-    equivalent="A call begins at most 8 tokens before the newest one ever taken, at position e - 8 or later, and "
-    "its first window reads 7 tokens back from there: position e - 15 or later, e the newest plus 1. The row cleared "
-    "is that of position e - 16, which nothing reads before it is written again.",
-)
 
 
 def _without_overlap(c: Call, row: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
@@ -305,3 +102,111 @@ def _scaling(f: Function) -> Function:
         return pooled * 2, closes
 
     return call
+
+
+fault(
+    "ape-chunk-local (compressor-pool, chunks): "
+    "the in-group bias is indexed by the place in the chunk, not by the position modulo 4 [JustVugg/colibri#1554]"
+).by(phase=lambda c: local(c) % RATIO)
+fault("ape-missing (compressor-pool, formula): the in-group bias is left out").by(encoded=lambda c, phase: c.score)
+fault("ape-shifted (compressor-pool, formula): the in-group bias is one token late").by(
+    phase=lambda c: (c.positions.long() + 3) % RATIO
+)
+fault("ape-twice (compressor-pool, formula): the in-group bias is added twice").by(
+    encoded=lambda c, phase: ok.encoded(c, phase) + c.ape[phase]
+)
+fault(
+    "group-end-chunk-local (compressor-pool, chunks): a group's end is decided by the place in the chunk "
+    "[vllm-project/tpu-inference#3536, vllm-project/vllm#55927]"
+).by(closes=lambda c: local(c) % RATIO == RATIO - 1)
+fault(
+    "partial-group-stored (compressor-pool, chunks): a partly filled last group is stored at the end of a call "
+    "[vllm-project/tpu-inference#3536, vllm-project/vllm#55927]"
+).by(closes=lambda c: ok.closes(c) | last_of_call(c))
+fault("group-of-first-token-stored (compressor-pool, chunks): a group is stored when its first token arrives").by(
+    closes=lambda c: c.positions % RATIO == 0
+)
+fault(
+    "overlap-empty-each-call (compressor-pool, chunks): the overlap lane is empty for the first group of every call "
+    "[jundot/omlx#2271, ml-explore/mlx-lm#1189]"
+).by(held=_without_overlap)
+fault("overlap-missing (compressor-pool, formula): windows do not overlap: the four tokens before have no weight").by(
+    pool=lambda c, kv, score: ok.pool(c, kv[:, RATIO:], score[:, RATIO:])
+)
+fault(
+    "overlap-lanes-swapped (compressor-pool, formula): the overlap takes the last channels and the own tokens the first"
+).by(lanes=lambda c, x: torch.cat((x[:, :RATIO, DIM:], x[:, RATIO:, :DIM]), 1))
+fault(
+    "ring-last-4-of-call (compressor-pool, chunks): only the last 4 tokens of a call are kept "
+    "[sgl-project/sglang#34189]"
+).by(recent=lambda c: _last_tokens(c, 4))
+fault(
+    "ring-of-8 (compressor-pool, chunks): "
+    "the ring holds 8 tokens, so rejected drafts overwrite what the next window reads"
+).by(held=lambda c, row, p: ok.held(c, row, p % 8), save=lambda c, row, kv, score, kept: _ring(c, row, kv, score, 8))
+fault("ring-row-chunk-local (compressor-pool, chunks): tokens are kept at their place in the call modulo 16").by(
+    save=lambda c, row, kv, score, kept: _saved_at(c, row, kv, score, kept, local(c))
+)
+fault("state-not-kept-when-closed (compressor-pool, chunks): a call that ends on a closed group keeps nothing").by(
+    recent=lambda c: ok.recent(c) & ~_ends_closed(c)
+)
+fault(
+    "first-window-zero-scores (compressor-pool, padding): "
+    "the first group's missing predecessor has score 0 instead of -inf [huggingface/transformers#45938]"
+).by(
+    missing=lambda c, kv, score, absent: (
+        torch.where(absent[..., None], 0.0, kv),
+        torch.where(absent[..., None], 0.0, score),
+    )
+)
+fault(
+    "first-window-stale (compressor-pool, stale): the first group reads what the sequence before left in the state"
+).by(
+    missing=lambda c, kv, score, absent: (kv, score), held=lambda c, row, p: ok.held(c, row, torch.where(p == 0, 12, p))
+)
+fault(
+    "state-row-is-batch-index (compressor-pool, rows): "
+    "the state row is the place in the batch instead of the request's slot "
+    "[hw-native-sys/pypto-lib#1260, ggml-org/llama.cpp#26741]"
+).by(rows=lambda c: batch_row(c) % c.state.shape[0])
+fault("state-row-0 (compressor-pool, rows): all requests share state row 0").by(rows=lambda c: c.slots.long() * 0)
+fault(
+    "rollback-ignored (compressor-pool, chunks): after rejected drafts the state goes on from the longest length seen"
+).by(held=_after_longest)
+fault("state-bf16 (compressor-pool, precision): the state is kept in bf16").by(
+    save=lambda c, row, kv, score, kept: ok.save(
+        c, row, kv.to(torch.bfloat16).to(torch.float32), score.to(torch.bfloat16).to(torch.float32), kept
+    )
+)
+fault("pool-weights-bf16 (compressor-pool, precision): softmax weights are rounded to bf16").by(
+    pool=lambda c, kv, score: (kv * torch.softmax(score, 1).to(torch.bfloat16).to(torch.float32)).sum(1)
+)
+fault("pool-inputs-bf16 (compressor-pool, precision): projections are rounded to bf16 before they are pooled").by(
+    pool=lambda c, kv, score: ok.pool(c, kv.to(torch.bfloat16).to(torch.float32), score)
+)
+fault("pool-mean (compressor-pool, formula): the mean over the window stands for the weighted sum").by(
+    pool=lambda c, kv, score: (kv * (score > -torch.inf)).sum(1) / (score > -torch.inf).sum(1)
+)
+fault("pool-softmax-over-channels (compressor-pool, formula): the softmax runs over channels").by(
+    pool=lambda c, kv, score: (kv * torch.softmax(score, 2)).nan_to_num(0.0).sum(1)
+)
+fault(
+    "chunk-of-one-other-kernel (dispatch, dispatch): "
+    "a call with one token a request goes to a path without position encoding"
+).by(encoded=lambda c, phase: c.score if len(c.slots) == len(c.slots.unique()) else ok.encoded(c, phase))
+fault(
+    "token-raced (compressor-pool, race): "
+    "now and then the newest token is not in the state yet when its group is pooled"
+).by(pool=_late)
+fault("state-aliased (compressor-pool, stale): the projections of the call are scaled in place").by(wrap=_scaling)
+fault(
+    "ring-oldest-cleared (compressor-pool, chunks): "
+    "the oldest of the 16 tokens in the state is cleared after every call"
+).by(
+    save=_oldest_cleared,
+    equivalent=(
+        "A call begins at most 8 tokens before the newest one ever taken, at position e - 8 or later, and its first "
+        "window reads 7 tokens back from there: position e - 15 or later, e the newest plus 1. The row cleared is that "
+        "of position e - 16, which nothing reads before it is written again."
+    ),
+)

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-RATIO, DIM = 4, 128
+from parity.ops.compressor.case import RATIO
+from parity.pages.layout import DIM
 
 
 @dataclass

@@ -1,8 +1,8 @@
-"""Level bits: on a card whose arithmetic is verified, dots and whole logits are those that the models predict, bit for
+"""Level bits: on a GPU whose arithmetic is verified, dots and whole logits are those that the models predict, bit for
 bit.
 
-Dots are asked of any implementation that can return them; logits of our own Triton kernels alone, since the order in
-which another function adds its heads is not known.
+Dots are compared for any implementation that can return them, logits only for our own Triton kernels, since the order
+in which another function adds its heads is not known.
 """
 
 import torch
@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 from parity.domain.draws import mostly
 from parity.domain.notation import causal_lengths
 from parity.domain.profiles import Profile
-from parity.golden import predicted
 from parity.numerics.arithmetic import Grouped
 from parity.numerics.headsum import HeadSum, predicted_logits, recorded_order
-from parity.ops.check import Check, complaint, named, sampled_rows, verdict
-from parity.ops.paged_logits.case import Case, parse_case
+from parity.ops.check import Check, failed_call, named, verdict
+from parity.ops.paged_logits import predicted, shapes
+from parity.ops.paged_logits.case import Case
 from parity.ops.paged_logits.dots import compare_dots
 from parity.ops.paged_logits.judge import compare_bits
-from parity.ops.shared import shapes
+from parity.ops.paged_logits.oracle import sampled_rows
 from parity.results import Status, Verdict
 from parity.run import device as devices
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
+from parity.run.operation import parse_case
 from parity.run.runner import Outcome, Runner
 from parity.tensorcore import headorder
 
@@ -36,7 +37,7 @@ def unverified(impl: Implementation, device: torch.device) -> str | None:
     if isinstance(contract.arithmetic, Grouped) and contract.dot_verified:
         return None
     if device.type != "cuda":
-        return "a model predicts the bits of a card's matrix unit; here dots are float32 sums of no fixed order"
+        return "a model predicts the bits of a GPU's matrix unit; here dots are float32 sums of no fixed order"
     if impl.kernel == "torch":
         return "its dots come from a library whose order of summation is not known"
     return f"no verified model of its dots ({contract.describe_dot()})"
@@ -45,7 +46,7 @@ def unverified(impl: Implementation, device: torch.device) -> str | None:
 def no_dots(impl: Implementation, device: torch.device) -> str | None:
     """Why its dots cannot be compared, or None."""
     reason = unverified(impl, device)
-    if reason is None and impl.dots is None and impl.contract.dots is None:
+    if reason is None and impl.companion is None and impl.contract.dots is None:
         return "it names no function that returns its dots (contract key `dots`)"
     return reason
 
@@ -63,7 +64,7 @@ def no_golden(impl: Implementation, device: torch.device) -> str | None:
     reason = no_dots(impl, device)
     if reason is not None:
         return reason
-    if not (predicted.FOLDER / predicted.MANIFEST).is_file():
+    if predicted.folder() is None:
         return "the stored predictions (fixtures/predicted) belong to a checkout and are not here"
     here = devices.architecture(device)
     if here not in ("cpu", predicted.ARCHITECTURE):
@@ -84,7 +85,7 @@ def dots_of(runner: Runner, check: str, case: Case) -> tuple[Outcome | None, Ver
     if beside is None:
         return None, verdict(runner, check, case, Status.UNSUPPORTED, "it names no function that returns its dots")
     outcome = beside.run(case)
-    bad = complaint(runner, check, case, outcome)
+    bad = failed_call(runner, check, case, outcome)
     return (None, bad) if bad is not None else (outcome, None)
 
 
@@ -121,7 +122,7 @@ def order_of(runner: Runner, case: Case) -> HeadSum | str:
 def judge_logits(runner: Runner, case: Case, check: str = "bits/logits") -> Verdict:
     """Every logit has the bits that the model's dots give in the recorded order of the head sum."""
     outcome = runner.run(case)
-    bad = complaint(runner, check, case, outcome)
+    bad = failed_call(runner, check, case, outcome)
     if bad is not None:
         return bad
     if not outcome.output.numel():
@@ -146,7 +147,7 @@ def judge_golden(runner: Runner, case: Case, check: str = "bits/golden") -> Verd
     name = next((name for name, text in predicted.CASES.items() if parse_case(text) == case), None)
     if name is None:
         return verdict(runner, check, case, Status.NOT_RUN, "no prediction is stored for this case")
-    stored, stored_order = predicted.read(name)
+    stored, stored_order = predicted.stored(name)
     outcome, bad = dots_of(runner, check, case)
     if outcome is None:
         assert bad is not None
@@ -165,14 +166,14 @@ def judge_golden(runner: Runner, case: Case, check: str = "bits/golden") -> Verd
     unknown = no_order(runner.impl, runner.device)
     if unknown is None:
         outcome = runner.run(case)
-        bad = complaint(runner, check, case, outcome)
+        bad = failed_call(runner, check, case, outcome)
         if bad is not None:
             return bad
         order = order_of(runner, case)
         if order == stored_order:
             return compare_bits(outcome.output, stored["logits"], outcome.operands, **named(runner, check))
         unknown = order if isinstance(order, str) else "heads are added here in another order than the stored one"
-    note = f"dots alone were compared: {unknown}"
+    note = f"only dots were compared: {unknown}"
     return verdict(runner, check, case, Status.PASSED, cells=int(visible.sum()), note=note)
 
 
@@ -220,12 +221,11 @@ def _fits(case: Case) -> bool:
 
 
 CHECKS = [
-    Check("bits", "dots", ("logits",), _dots, judge_dots, 2.0, _fits, needs=no_dots),
-    Check("bits", "logits", ("logits",), _drawn, judge_logits, 2.0, lambda case: True, needs=no_order),
+    Check("bits", "dots", _dots, judge_dots, 2.0, _fits, needs=no_dots),
+    Check("bits", "logits", _drawn, judge_logits, 2.0, lambda case: True, needs=no_order),
     Check(
         "bits",
         "golden",
-        ("logits",),
         _golden,
         judge_golden,
         0.0,

@@ -4,12 +4,13 @@ import torch
 from hypothesis import strategies as st
 
 from parity.domain.profiles import Profile
-from parity.ops.check import Check, complaint, named, oracle
+from parity.ops.check import Check, failed_call, named
+from parity.ops.paged_logits import shapes
 from parity.ops.paged_logits.case import STRIDES, Case
 from parity.ops.paged_logits.judge import compare_bounded, compare_exact, compare_tail
-from parity.ops.shared import shapes
+from parity.ops.paged_logits.oracle import oracle
 from parity.results import Status, Verdict
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
 from parity.run.runner import Outcome, Runner
 
 EXACT = ("exact", "exact_wide")
@@ -18,7 +19,7 @@ EXACT = ("exact", "exact_wide")
 def judge_exact(runner: Runner, case: Case, check: str) -> Verdict:
     """Every visible cell equals the exact integer, every cell past a row's length is -inf, nothing else was touched."""
     outcome = runner.run(case)
-    return complaint(runner, check, case, outcome) or judge_output(runner, case, check, outcome)
+    return failed_call(runner, check, case, outcome) or judge_output(runner, case, check, outcome)
 
 
 def judge_output(runner: Runner, case: Case, check: str, outcome: Outcome) -> Verdict:
@@ -39,7 +40,7 @@ def _check(name: str, share: float, strategy, *, listed: bool = False) -> Check:
     def judge(runner: Runner, case: Case) -> Verdict:
         return judge_exact(runner, case, f"layout/{name}")
 
-    return Check("layout", name, ("logits",), strategy, judge, share, _exact, listed=lambda impl: listed)
+    return Check("layout", name, strategy, judge, share, _exact, listed=lambda impl: listed)
 
 
 def _exact(case: Case) -> bool:
@@ -55,7 +56,7 @@ def _drawn(*data: str, **options):
 
 def _strided(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[Case]:
     """Operands as views with gaps; every case has one at least."""
-    plain = shapes.small(impl, profile, EXACT, strides=STRIDES["logits"])
+    plain = shapes.small(impl, profile, EXACT, strides=STRIDES)
     return plain.filter(lambda case: bool(case.strides) or case.gap > 0)
 
 

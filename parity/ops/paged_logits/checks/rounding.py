@@ -6,13 +6,14 @@ from hypothesis import strategies as st
 from parity.domain.contract import Contract
 from parity.domain.profiles import Profile
 from parity.numerics.arithmetic import Grouped
-from parity.ops.check import Check, complaint, named, oracle
+from parity.ops.check import Check, failed_call, named
+from parity.ops.paged_logits import shapes
 from parity.ops.paged_logits.case import Case
 from parity.ops.paged_logits.checks.layout import EXACT, judge_exact, judge_output
 from parity.ops.paged_logits.judge import compare_nonfinite
-from parity.ops.shared import shapes
+from parity.ops.paged_logits.oracle import oracle
 from parity.results import Status, Verdict
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
 from parity.run.runner import Runner
 
 ORDINARY = ("octaves", "outliers", "fp4_grid")
@@ -21,7 +22,7 @@ EXTREME = ("negative", "zeros", "saturating", "needle", "subnormal")
 
 
 def coarse(contract: Contract) -> bool:
-    """Whether the dot's bound is too coarse to stand alone: a grouped arithmetic that is not verified here."""
+    """Whether the dot's bound is too coarse to stand by itself: a grouped arithmetic that is not verified here."""
     return isinstance(contract.arithmetic, Grouped) and not contract.dot_verified
 
 
@@ -40,14 +41,14 @@ def _bounded(name: str, share: float, *data: str) -> Check:
     def judge(runner: Runner, case: Case) -> Verdict:
         return judge_exact(runner, case, f"rounding/{name}")
 
-    return Check("rounding", name, ("logits",), strategy, judge, share, lambda case: case.data in (*data, *EXACT))
+    return Check("rounding", name, strategy, judge, share, lambda case: case.data in (*data, *EXACT))
 
 
 def judge_nonfinite(runner: Runner, case: Case) -> Verdict:
     """NaN and infinities of readable slots show in the logits, by class; the finite logits stay within the bound."""
     check = "rounding/nonfinite"
     outcome = runner.run(case)
-    bad = complaint(runner, check, case, outcome)
+    bad = failed_call(runner, check, case, outcome)
     if bad is not None:
         return bad
     wanted, _ = oracle(outcome, runner, case)
@@ -74,7 +75,7 @@ def judge_alarm(runner: Runner, case: Case) -> Verdict:
     for step in range(alarm.CASES):
         fresh = replace(case, seed=case.seed + step)
         outcome = runner.run(fresh)
-        bad = complaint(runner, check, fresh, outcome)
+        bad = failed_call(runner, check, fresh, outcome)
         if bad is not None:
             return bad
         meter.add(outcome.output, outcome.operands, runner.impl.contract)
@@ -88,7 +89,7 @@ def _alarming(impl: Implementation, profile: Profile, device: torch.device) -> s
 
 
 def _long(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[Case]:
-    """Long rows; with exact data beside them where the bound alone would be too coarse to see anything."""
+    """Long rows; with exact data too where the bound by itself would be too coarse to see anything."""
     data = ("octaves", "exact_wide") if coarse(impl.contract) else ("octaves",)
     return st.one_of(*(shapes.long_rows(impl, device, each) for each in data))
 
@@ -100,17 +101,15 @@ CHECKS = [
     Check(
         "rounding",
         "nonfinite",
-        ("logits",),
         _nonfinite,
         judge_nonfinite,
         2.0,
         lambda case: case.data == "nonfinite",
     ),
-    Check("rounding", "alarm", ("logits",), _alarming, judge_alarm, 1.0, lambda case: case.data == "octaves"),
+    Check("rounding", "alarm", _alarming, judge_alarm, 1.0, lambda case: case.data == "octaves"),
     Check(
         "rounding",
         "long",
-        ("logits",),
         _long,
         lambda runner, case: judge_exact(runner, case, "rounding/long"),
         0.0,

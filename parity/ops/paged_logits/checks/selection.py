@@ -3,17 +3,16 @@
 import torch
 from hypothesis import strategies as st
 
-from parity.domain.draws import mostly
 from parity.domain.profiles import Profile
 from parity.numerics.selection import judge_selection
-from parity.ops.check import Check, complaint, named, oracle
+from parity.ops.check import Check, failed_call, named
+from parity.ops.paged_logits import shapes
 from parity.ops.paged_logits.case import Case
 from parity.ops.paged_logits.checks.rounding import coarse
-from parity.ops.paged_logits.strategies import topk_cases
-from parity.ops.shared import shapes
+from parity.ops.paged_logits.oracle import oracle
 from parity.results import Verdict
-from parity.run.registry import Implementation
-from parity.run.runner import Outcome, Runner
+from parity.run.implementation import Implementation
+from parity.run.runner import Runner
 
 LOGITS_DATA = ("octaves", "near_ties", "negative", "needle", "fp4_grid", "exact")
 
@@ -28,7 +27,7 @@ def judge_end_to_end(runner: Runner, case: Case) -> Verdict:
     """The implementation's logits through a plain top-k: what it selects is a top-k of the exact logits within B."""
     check = "selection/end_to_end"
     outcome = runner.run(case)
-    bad = complaint(runner, check, case, outcome)
+    bad = failed_call(runner, check, case, outcome)
     if bad is not None:
         return bad
     operands = outcome.operands
@@ -75,38 +74,13 @@ def image(positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return torch.where(positions >= 0, pages * 64 + (safe % 64).to(torch.int32), -1)
 
 
-def judge_synthetic(runner: Runner, case: Case) -> Verdict:
-    """A top-k function on synthetic logits: a correct top-k of just those numbers, and their block table's image."""
-    check = "selection/synthetic"
-    outcome = runner.run(case)
-    return complaint(runner, check, case, outcome) or judge_chosen(runner, case, check, outcome)
-
-
-def judge_chosen(runner: Runner, case: Case, check: str, outcome: Outcome) -> Verdict:
-    """The result of a top-k function against the logits that it was given, bound zero."""
-    operands, (slots, positions) = outcome.operands, outcome.output
-    scores = operands.logits.to(torch.float64)
-    return judge_selection(
-        *(slots, positions, scores, scores, operands.context_lens, operands.block_table, case.k),
-        case=case,
-        **named(runner, check),
-    )
-
-
 def _end_to_end(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[Case]:
     data = LOGITS_DATA if not coarse(impl.contract) else ("needle", "exact", "exact_wide", "octaves")
     return shapes.drawn(impl, profile, device, data)
 
 
-def _synthetic(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[Case]:
-    if device.type == "cuda" and profile.large:
-        return mostly(topk_cases(), topk_cases(max_length=shapes.LONGEST, max_requests=2), shapes.REAL_EVERY)
-    return topk_cases()
-
-
 CHECKS = [
-    Check("selection", "end_to_end", ("logits",), _end_to_end, judge_end_to_end, 1.0, lambda case: _finite(case)),
-    Check("selection", "synthetic", ("topk",), _synthetic, judge_synthetic, 1.0),
+    Check("selection", "end_to_end", _end_to_end, judge_end_to_end, 1.0, lambda case: _finite(case)),
 ]
 
 

@@ -1,1 +1,8 @@
 """A correct staged implementation of paged logits and its fault models."""
+
+from __future__ import annotations
+
+from parity.ops.fault import Fault
+from parity.ops.paged_logits.faults import device, formula, mask, rows
+
+MODELS: tuple[Fault, ...] = (*formula.MODELS, *rows.MODELS, *mask.MODELS, *device.MODELS)

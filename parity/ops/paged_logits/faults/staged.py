@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PAGE, DIM = 64, 128
-PAYLOAD_WORDS = {"bf16": 64, "fp8": 32}  # 4-byte words of a key's payload
+from parity.pages.layout import DIM, PAGE, Layout, find
+
 BUDGET = 48 << 20  # bytes of temporaries that a batch of rows may take
 
 
@@ -26,7 +26,7 @@ class Call:
     block_table int32 [B, P]; width columns of the result.
     """
 
-    layout: str
+    layout: Layout
     q: Tensor
     kv_cache: Tensor
     weights: Tensor
@@ -35,6 +35,11 @@ class Call:
     width: int
     clean: bool
     memory: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def payload_words(self) -> int:
+        """4-byte words of a key's payload."""
+        return self.layout.payload // 4
 
     @property
     def next_n(self) -> int:
@@ -73,7 +78,7 @@ def allocate(c: Call) -> Tensor:
 def batches(c: Call) -> Iterator[Tensor]:
     """Rows (int64) that are computed together: as many as the budget allows."""
     longest = int(c.context_lens.max()) if c.rows else 0
-    cost = max(1, longest) * (PAYLOAD_WORDS[c.layout] * 12 + DIM * 4 + 12 * c.heads) + 4 * c.heads * DIM
+    cost = max(1, longest) * (c.payload_words * 12 + DIM * 4 + 12 * c.heads) + 4 * c.heads * DIM
     step = max(1, BUDGET // cost)
     for first in range(0, c.rows, step):
         yield torch.arange(first, min(c.rows, first + step))
@@ -117,25 +122,24 @@ def address(c: Call, page: Tensor) -> Tensor:
 
 def payload(c: Call, base: Tensor, offset: Tensor) -> Tensor:
     """Word address of the first word of each key's payload, int64 [R, K]."""
-    return base + offset * PAYLOAD_WORDS[c.layout]
+    return base + offset * c.payload_words
 
 
 def decode(c: Call, words: Tensor) -> Tensor:
     """float32 [R, K, 128] of payload words int32 [R, K, n]."""
-    dtype = torch.bfloat16 if c.layout == "bf16" else torch.float8_e4m3fn
-    return words.view(dtype).to(torch.float32)
+    return words.view(c.layout.element.dtype).to(torch.float32)
 
 
 def keys(c: Call, first: Tensor) -> Tensor:
     """Payload words int32 [R, K, n] from the address of their first."""
-    return c.load(first[..., None] + torch.arange(PAYLOAD_WORDS[c.layout]))
+    return c.load(first[..., None] + torch.arange(c.payload_words))
 
 
 def scales(c: Call, base: Tensor, offset: Tensor) -> Tensor | None:
-    """Key scales float32 [R, K] of the fp8 layout, which stand behind the page's payload; None for bf16."""
-    if c.layout == "bf16":
+    """Key scales float32 [R, K], which stand behind the page's payload; None for layouts without."""
+    if not c.layout.scale:
         return None
-    return c.load(base + PAGE * PAYLOAD_WORDS[c.layout] + offset).view(torch.float32)
+    return c.load(base + PAGE * c.payload_words + offset).view(torch.float32)
 
 
 def dot(c: Call, q: Tensor, k: Tensor) -> Tensor:
@@ -164,7 +168,7 @@ def scale(c: Call, total: Tensor, s: Tensor | None) -> Tensor:
 
 
 def write(c: Call, out: Tensor, rows: Tensor, logits: Tensor, lens: Tensor) -> None:
-    """Visible cells of each row, and -inf behind them where a clean tail is asked for."""
+    """Visible cells of each row, and -inf behind them where a clean tail is wanted."""
     visible = torch.arange(c.width) < lens[:, None]
     wide = torch.nn.functional.pad(logits, (0, c.width - logits.shape[1]), value=-torch.inf)
     out[rows] = torch.where(visible, wide, -torch.inf if c.clean else out[rows])
@@ -223,7 +227,12 @@ def compute(stages: Stages, c: Call) -> Tensor:
 
 
 def function(layout: str, change: Mapping[str, Callable[..., Any]] | None = None) -> Callable[..., Tensor]:
-    """A logits function under the calling convention, with some stages replaced and a memory of its own."""
+    """A logits function under the calling convention, with some stages replaced and a memory of its own.
+
+    ValueError for a layout whose keys are packed, or have more scales than one: the chain has no stage for those."""
+    form = find(layout)
+    if form.element.dtype == torch.uint8 or form.scale not in (0, 4):
+        raise ValueError(f"staged logits read keys of one number per byte or two, and one float32 scale, not {layout}")
     stages, memory = replace(CORRECT, **(change or {})), dict[str, Any]()  # type: ignore[arg-type]
 
     def staged_logits(
@@ -235,7 +244,7 @@ def function(layout: str, change: Mapping[str, Callable[..., Any]] | None = None
         max_context_len: int,
         clean_logits: bool = True,
     ) -> Tensor:
-        c = Call(layout, q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits, memory)
+        c = Call(form, q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits, memory)
         return compute(stages, c)
 
     return staged_logits

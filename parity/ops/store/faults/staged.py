@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parity.pages.layout import DIM, Layout, find
 from reference import formats
 
-PAGE, DIM, TURNED = 64, 128, 64
-PAYLOAD = {"bf16": 256, "fp8": 128, "fp4": 64}  # bytes of a key
-SCALE = {"bf16": 0, "fp8": 4, "fp4": 4}
+TURNED = 64
 
 
 @dataclass
@@ -25,7 +24,7 @@ class Call:
     """One call: pooled [N, 128], norm_weight [128], positions int32 [N], rope_table float32 [max_position, 64],
     out_loc int64 [N], kv_cache; how the keys are to be stored; and a model's memory."""
 
-    layout: str
+    layout: Layout
     schedule: str
     rule: str
     fake_fp4: bool
@@ -43,6 +42,11 @@ class Call:
         """The cache's whole memory, uint8 [bytes], as a view."""
         cache = self.kv_cache
         return cache.as_strided((cache.untyped_storage().nbytes() // cache.element_size(),), (1,), 0).view(torch.uint8)
+
+    @property
+    def quantiser(self) -> Quantiser:
+        """How the layout rounds."""
+        return QUANTISERS[self.layout.name]
 
     @property
     def stride(self) -> int:
@@ -120,36 +124,59 @@ def fake(c: Call, z: Tensor) -> Tensor:
     return formats.fp4_quantise(z)[0].to(torch.float32) if c.fake_fp4 else z
 
 
+@dataclass(frozen=True)
+class Quantiser:
+    """The arithmetic of a layout: channels per scale, and its steps from a block's largest magnitude to bytes."""
+
+    block: int
+    codes: Callable[[Tensor], Tensor]
+    scale: Callable[[Tensor, str], Tensor] = lambda top, rule: torch.ones_like(top)
+    scaled: Callable[[Tensor, Tensor], Tensor] = lambda z, wide: z
+    scale_bytes: Callable[[Tensor], Tensor] = lambda s: s.contiguous().view(torch.uint8)
+
+
+RULES = {"amax": formats.fp8_amax_scale, "pow2": formats.fp8_pow2_scale}
+QUANTISERS = {
+    "bf16": Quantiser(DIM, lambda x: x.to(torch.bfloat16).view(torch.uint8)),
+    "fp8": Quantiser(
+        DIM,
+        formats.e4m3_encode,
+        scale=lambda top, rule: RULES[rule](top[..., None]),
+        scaled=lambda z, wide: z * (1.0 / wide),  # by the rounded reciprocal
+    ),
+    "fp4": Quantiser(
+        32,
+        lambda x: formats.e2m1_pack(formats.e2m1_encode(x)),
+        scale=lambda top, rule: formats.pow2(formats.fp4_exponent(top)).to(torch.float32),
+        scaled=lambda z, wide: (z.to(torch.float64) / wide).to(torch.float32),
+        scale_bytes=lambda s: formats.ue8m0_encode(torch.frexp(s.to(torch.float64)).exponent - 1),
+    ),
+}
+
+
 def amax(c: Call, z: Tensor) -> Tensor:
     """Largest magnitude float32 [N, blocks]: of the row, or of each block of 32 (fp4)."""
-    return z.abs().unflatten(1, (-1, 32 if c.layout == "fp4" else DIM)).amax(-1)
+    return z.abs().unflatten(1, (-1, c.quantiser.block)).amax(-1)
 
 
 def scale(c: Call, top: Tensor) -> Tensor:
     """The factor of each block, float32 [N, blocks]."""
-    if c.layout == "fp4":
-        return formats.pow2(formats.fp4_exponent(top)).to(torch.float32)
-    return (formats.fp8_pow2_scale if c.rule == "pow2" else formats.fp8_amax_scale)(top[..., None])
+    return c.quantiser.scale(top, c.rule)
 
 
 def scaled(c: Call, z: Tensor, s: Tensor) -> Tensor:
-    """Values as they are rounded, float32 [N, 128]. fp8 multiplies by the rounded reciprocal."""
-    wide = s.repeat_interleave(DIM // s.shape[1], 1)
-    return z * (1.0 / wide) if c.layout == "fp8" else (z.to(torch.float64) / wide).to(torch.float32)
+    """Values as they are rounded, float32 [N, 128]."""
+    return c.quantiser.scaled(z, s.repeat_interleave(DIM // s.shape[1], 1))
 
 
 def codes(c: Call, x: Tensor) -> Tensor:
     """Payload bytes uint8 [N, payload] of scaled values."""
-    if c.layout == "bf16":
-        return x.to(torch.bfloat16).view(torch.uint8)
-    return formats.e4m3_encode(x) if c.layout == "fp8" else formats.e2m1_pack(formats.e2m1_encode(x))
+    return c.quantiser.codes(x)
 
 
 def scale_bytes(c: Call, s: Tensor) -> Tensor:
-    """uint8 [N, 4] (fp8: one float32, fp4: four exponents) or [N, 0]."""
-    if c.layout == "fp4":
-        return formats.ue8m0_encode(torch.frexp(s.to(torch.float64)).exponent - 1)
-    return s.contiguous().view(torch.uint8)
+    """uint8 [N, 4]: one float32 (fp8), or four exponents (fp4)."""
+    return c.quantiser.scale_bytes(s)
 
 
 def kept(c: Call) -> Tensor:
@@ -164,12 +191,12 @@ def slots(c: Call) -> Tensor:
 
 def payload_place(c: Call, slot: Tensor) -> Tensor:
     """Byte address of each slot's payload."""
-    return slot // PAGE * c.stride + slot % PAGE * PAYLOAD[c.layout]
+    return c.layout.payload_at(slot, c.stride)
 
 
 def scale_place(c: Call, slot: Tensor) -> Tensor:
     """Byte address of each slot's scale."""
-    return slot // PAGE * c.stride + PAGE * PAYLOAD[c.layout] + slot % PAGE * SCALE[c.layout]
+    return c.layout.scale_at(slot, c.stride)
 
 
 def write(c: Call, slot: Tensor, payload: Tensor, scales: Tensor, places: tuple[Tensor, Tensor]) -> None:
@@ -214,7 +241,7 @@ def compute(stages: Stages, c: Call) -> None:
     y = stages.normed(c, a, stages.root(c, stages.mean_square(c, a)), stages.weight(c))
     z = stages.fake(c, stages.hadamard(c, stages.rotate(c, y, stages.angles(c))))
     scales, x = z.new_zeros((len(z), 0)).to(torch.uint8), z
-    if c.layout != "bf16":
+    if c.layout.scale:
         s = stages.scale(c, stages.amax(c, z))
         x, scales = stages.scaled(c, z, s), stages.scale_bytes(c, s)
     payload, chosen = stages.codes(c, x), stages.kept(c)
@@ -230,7 +257,12 @@ def function(
     fake_fp4: bool = False,
     change: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Callable[..., None]:
-    """A store function under the calling convention, with some stages replaced and a memory of its own."""
+    """A store function under the calling convention, with some stages replaced and a memory of its own.
+
+    ValueError for a layout without a quantiser here."""
+    form = find(layout)
+    if layout not in QUANTISERS:
+        raise ValueError(f"staged stores write pages of {', '.join(QUANTISERS)}, not {layout}")
     stages, memory = replace(CORRECT, **(change or {})), dict[str, Any]()  # type: ignore[arg-type]
 
     def staged_store(
@@ -243,6 +275,6 @@ def function(
         kv_cache: Tensor,
     ) -> None:
         given = (pooled, norm_weight, eps, positions, rope_table, out_loc, kv_cache)
-        compute(stages, Call(layout, schedule, rule, fake_fp4, *given, memory))
+        compute(stages, Call(form, schedule, rule, fake_fp4, *given, memory))
 
     return staged_store

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PAGE = 64
+from parity.pages.layout import PAGE
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Level bits on a simulated card: right kernels pass, their nearest wrong ones fail; and who is judged by a model."""
+"""Level bits on a simulated GPU: right kernels pass, their nearest wrong ones fail; and who is judged by a model."""
 
 import json
 from dataclasses import replace
@@ -9,26 +9,27 @@ import torch
 
 from parity.domain.contract import Contract
 from parity.domain.profiles import profile
-from parity.golden import predicted
-from parity.numerics.arithmetic import Grouped, named_model
+from parity.golden.stored import StoredError
+from parity.numerics.arithmetic import named_model
 from parity.numerics.headsum import HeadSum
 from parity.ops.check import find_check, judge_one
-from parity.ops.paged_logits.case import parse_case
+from parity.ops.paged_logits import predicted
 from parity.ops.paged_logits.checks import bits
-from parity.results import Status, Verdict, merge
-from parity.run.registry import Implementation, load
+from parity.results import Status, merge
+from parity.run.implementation import Implementation
+from parity.run.operation import find, parse_case
+from parity.run.registry import load
 from parity.run.runner import InProcess
 from parity.run.worker import runner_for
+from parity.selftest.helpers import CPU
 from parity.selftest.simulated_gpu import IMPRECISE, RULE, dots_function, logits_function, order_for, simulated
 from parity.suite.search import run_check
 from parity.suite.session import Session, row
-from parity.tensorcore import sharpness
 from parity.tensorcore import verification as arithmetic
 from parity.tensorcore.probe import Verified
 
-CPU = torch.device("cpu")
+LOGITS = find("paged_logits")
 CASE = parse_case("v1 lens=70,130 next_n=2 layout=fp8 heads=16 data=octaves seed=5 perm=3")
-CARD = {"capability": (9, 0)}
 
 
 @pytest.fixture(autouse=True)
@@ -38,12 +39,12 @@ def recorded(monkeypatch):
 
 
 def judged(check, case=CASE, **changes):
-    return judge_one(find_check(f"bits/{check}"), InProcess(simulated(**changes), CPU), case)
+    return judge_one(find_check(f"bits/{check}", LOGITS), InProcess(simulated(**changes), CPU), case)
 
 
 @pytest.mark.parametrize("check", ["dots", "logits"])
 def test_a_right_kernel_passes(check):
-    found = run_check(find_check(f"bits/{check}"), InProcess(simulated(), CPU), profile("smoke", examples=6))
+    found = run_check(find_check(f"bits/{check}", LOGITS), InProcess(simulated(), CPU), profile("smoke", examples=6))
     assert found.verdict.status is Status.PASSED and found.verdict.cells > 100, found.verdict.message
 
 
@@ -51,10 +52,10 @@ def test_a_right_kernel_passes(check):
     "model", [IMPRECISE, replace(RULE, kept=14), replace(RULE, final=12), replace(RULE, group=16)], ids=str
 )
 def test_dots_of_another_arithmetic_fail(model):
-    found = judged("dots", dots=dots_function(model))
+    found = judged("dots", companion=dots_function(model))
     assert found.status is Status.FAILED
     assert "dots are not those of grouped(32, 13, 13)" in found.message and "head " in found.message
-    assert "parity run --case 'v1 lens=70,130 next_n=2" in found.message
+    assert "parity run --case 'v2 op=paged_logits lens=70,130 next_n=2" in found.message
 
 
 def heavier(weights):
@@ -107,8 +108,8 @@ def test_a_record_that_the_compiled_kernel_contradicts_predicts_nothing(monkeypa
 
 @pytest.mark.parametrize("name", predicted.CASES)
 def test_stored_predictions_are_todays(name):
-    """What the card is compared with is what this machine computes; and moving one parameter changes it."""
-    stored, order = predicted.read(name)
+    """What the GPU is compared with is what this machine computes; and moving one parameter changes it."""
+    stored, order = predicted.stored(name)
     fresh, _ = predicted.predict(predicted.CASES[name])
     for part in ("dots", "logits"):
         assert torch.equal(stored[part].view(torch.int32), fresh[part].view(torch.int32)), part
@@ -118,7 +119,7 @@ def test_stored_predictions_are_todays(name):
 def test_the_golden_check():
     case = parse_case(predicted.CASES["fp8-prefill"])
     assert judged("golden", case).status is Status.PASSED
-    wrong = judged("golden", case, dots=dots_function(IMPRECISE))
+    wrong = judged("golden", case, companion=dots_function(IMPRECISE))
     assert wrong.status is Status.FAILED and "dots differ from fp8-prefill" in wrong.message
     wrong = judged("golden", case, function=logits_function(weigh=heavier))
     assert wrong.status is Status.FAILED and "bits differ" in wrong.message
@@ -126,12 +127,14 @@ def test_the_golden_check():
 
 
 def test_a_damaged_prediction_is_refused(tmp_path):
-    for path in predicted.FOLDER.iterdir():
+    folder = predicted.folder()
+    assert folder is not None
+    for path in folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     damaged = tmp_path / "bf16-decode.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
-    with pytest.raises(ValueError, match="not the file that manifest.json lists"):
-        predicted.read("bf16-decode", tmp_path)
+    with pytest.raises(StoredError, match="corrupt or edited"):
+        predicted.stored("bf16-decode", tmp_path)
 
 
 # ----------------------------------------------------------------------------------------- who is judged by a model
@@ -143,12 +146,12 @@ def verified(name, good=True):
 
 
 NAMES = ("sm_90 bf16", "sm_90 e4m3", "sm_90 e4m3 imprecise 32")
-ALL = arithmetic.Examined("auto", tuple(map(verified, NAMES)), 1.0, True)
+ALL = arithmetic.Verification("auto", tuple(map(verified, NAMES)), 1.0, True)
 
 
 def implementation(words, kernel="triton", spec=None):
-    contract = Contract.from_dict(words, "cuda", capability=CARD["capability"])
-    return Implementation("x", "logits", contract.layout, contract, kernel=kernel, spec=spec)
+    contract = Contract.from_dict(words, "cuda", capability=(9, 0))
+    return Implementation("x", "paged_logits", contract.layout, contract, kernel=kernel, spec=spec)
 
 
 @pytest.mark.parametrize(
@@ -178,14 +181,14 @@ def implementation(words, kernel="triton", spec=None):
     ],
 )
 def test_only_named_or_own_dots_are_exact(words, kernel, spec, said):
-    found = arithmetic.sharpened(implementation(words, kernel, spec), ALL, "sm_90")
+    found = arithmetic.with_verified_dot(implementation(words, kernel, spec), ALL, "sm_90")
     assert found.contract.describe_dot() == said
 
 
 def test_a_contradicted_model_sharpens_nothing_and_the_header_says_so():
-    found = arithmetic.Examined("auto", (verified("sm_90 e4m3", good=False),), 1.0, True)
+    found = arithmetic.Verification("auto", (verified("sm_90 e4m3", good=False),), 1.0, True)
     impl = implementation({"layout": "fp8"})
-    assert arithmetic.sharpened(impl, found, "sm_90") is impl
+    assert arithmetic.with_verified_dot(impl, found, "sm_90") is impl
     session = Session({"x": impl}, CPU, profile("smoke"), arithmetic=found)
     said = "contradicted by 12 of 81,920 dots; the proved bound serves"
     assert f"parity: dot arithmetic: sm_90 e4m3 grouped(32, 13, 13), {said}" in session.header()
@@ -199,28 +202,27 @@ def test_a_contradicted_model_sharpens_nothing_and_the_header_says_so():
 
 
 def test_what_was_examined_goes_to_other_processes_and_the_report():
-    assert arithmetic.Examined.from_dict(json.loads(json.dumps(ALL.as_dict()))) == ALL
+    assert arithmetic.Verification.from_dict(json.loads(json.dumps(ALL.as_dict()))) == ALL
     assert ALL.lines()[1] == "dot arithmetic: sm_90 e4m3 grouped(32, 13, 13), verified on 81,920 dots"
-    assert arithmetic.examine(CPU, [simulated()]).lines() == []
-    bound = arithmetic.examine(torch.device("cuda"), [], "bound")
-    assert bound.models == () and "--parity-arithmetic bound" in arithmetic.Examined("bound", cuda=True).lines()[0]
+    assert arithmetic.verify_models(CPU, [simulated()]).lines() == []
+    bound = arithmetic.verify_models(torch.device("cuda"), [], "bound")
+    assert bound.models == () and "--parity-arithmetic bound" in arithmetic.Verification("bound", cuda=True).lines()[0]
     with pytest.raises(ValueError, match="arithmetic: expected one of auto, bound, got 'fine'"):
-        arithmetic.examine(CPU, [], "fine")
+        arithmetic.verify_models(CPU, [], "fine")
     impl = simulated()
-    check = find_check("bits/dots")
-    assert row(impl, check, run_check(check, InProcess(impl, CPU), profile("smoke", examples=6)))["dot"].endswith(
-        "verified"
-    )
+    check = find_check("bits/dots", LOGITS)
+    found = row(impl, check, run_check(check, InProcess(impl, CPU), profile("smoke", examples=6)))
+    assert str(found.dot).endswith("verified")
 
 
 def test_every_reason_not_to_run_has_a_name():
     cuda = torch.device("cuda")
     unsure = implementation({"layout": "fp8"})
-    assert "a card's matrix unit" in str(bits.unverified(unsure, CPU))
+    assert "a GPU's matrix unit" in str(bits.unverified(unsure, CPU))
     assert "no verified model of its dots" in str(bits.unverified(unsure, cuda))
     assert "comes from" not in (bits.no_order(simulated(), cuda) or "")
     assert "library" in str(bits.unverified(implementation({"layout": "bf16"}, "torch"), cuda))
-    assert "contract key `dots`" in str(bits.no_dots(simulated(dots=None), cuda))
+    assert "contract key `dots`" in str(bits.no_dots(simulated(companion=None), cuda))
     assert "the order in which it adds its heads" in str(bits.no_order(simulated(kernel="unknown"), cuda))
 
 
@@ -248,39 +250,16 @@ for name in ("dots", "wrong_dots", "flat_dots"):
         ("with_flat_dots", Status.FAILED, "expected torch.float32 [2, 16, 130], got "),
     ],
 )
-def test_a_users_dots_are_asked_in_the_worker(tmp_path, name, status, said):
+def test_a_users_dots_are_computed_in_the_worker(tmp_path, name, status, said):
     source = tmp_path / "mine.py"
     source.write_text(USER)
-    impl = load(f"{source}:{name}", "fp8", None, None, CPU)
+    impl = load(f"{source}:{name}", "fp8")
     assert impl.contract.named and impl.contract.dots == f"{source}:{name.removeprefix('with_')}"
     impl = replace(impl, contract=impl.contract.verified())
-    found = judge_one(find_check("bits/dots"), runner_for(impl, CPU), CASE)
+    found = judge_one(find_check("bits/dots", LOGITS), runner_for(impl, CPU), CASE)
     assert found is not None and found.status is status and said in found.message, found
 
 
 def test_a_contract_names_a_function():
     with pytest.raises(ValueError, match="contract key 'dots' must be module:function"):
         Contract.from_dict({"layout": "fp8", "dots": "nothing"})
-
-
-# -------------------------------------------------------------------------------------------------- sharpness
-
-
-def test_three_faults_that_only_the_model_sees():
-    said: list[str] = []
-    found = sharpness.report(CPU, said.append, requests=1)
-    assert found["exit"] == 0 and found["simulated"], said
-    table = found["tables"][0]
-    assert table["before"] > 1e-2 and table["after"] < 1e-4
-    faults = {trial["name"]: trial for trial in table["trials"] if trial["wrong"]}
-    assert len(faults) == 3
-    for name, trial in faults.items():
-        assert (trial["bound"]["status"], trial["verified"]["status"]) == ("passed", "failed"), name
-
-
-def test_a_kernel_that_is_wrong_for_both_is_no_evidence():
-    failed, passed = (Verdict(status, "rounding", "x") for status in (Status.FAILED, Status.PASSED))
-    assert not sharpness.Trial("x", True, failed, failed).shown
-    assert not sharpness.Trial("x", True, passed, passed).shown
-    assert sharpness.Trial("x", True, passed, failed).shown
-    assert isinstance(RULE, Grouped)

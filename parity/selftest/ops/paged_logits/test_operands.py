@@ -5,17 +5,29 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from parity.ops.paged_logits import operands as building
-from parity.ops.paged_logits.case import LAYOUTS, POISONS, Case, parse_case
-from parity.ops.paged_logits.operands import build, build_logits, build_topk
-from parity.ops.paged_logits.strategies import topk_cases
-from parity.pages import values
-from parity.pages.placement import HUGE_PAGE, SHARED, locate, place, readable_slots
-from parity.pages.pools import POISON_BYTE
-from parity.selftest.case_reading import any_paged_case, bits, read_row, same_row, slot_bytes_of, slots_of
+from parity.ops.paged_logits.case import Case
+from parity.ops.paged_logits.operands import build_logits
+from parity.ops.shared import operands as building
+from parity.ops.topk.operands import build_topk
+from parity.ops.topk.strategies import topk_cases
+from parity.pages import pools, values
+from parity.pages.layout import POISON
+from parity.pages.placement import HUGE_PAGE, SHARED, place
+from parity.run.operation import find, parse_case
+from parity.selftest.case_reading import (
+    LAYOUTS,
+    PAYLOAD,
+    any_paged_case,
+    read_row,
+    same_row,
+    slot_bytes_of,
+    slots_of,
+)
+from parity.selftest.helpers import CPU, bits
+from reference.pages import read_keys
 
 
-def _expected_row(case: Case, row: int) -> building.values.Keys:
+def _expected_row(case: Case, row: int) -> values.Keys:
     """Keys of a row, drawn page by page from the documented coordinates, with none of the placement code."""
     request, inner = divmod(row, case.next_n)
     name = request if case.request_ids is None else case.request_ids[request]
@@ -58,7 +70,8 @@ def test_everything_unreadable_is_poison(case):
     built = build_logits(case)
     plan = place(case)
     readable = {slot for row in range(case.rows) for slot in slots_of(built, row).tolist()}
-    assert sorted(readable) == readable_slots(case).tolist()
+    pages = zip(plan.physical, plan.visible, strict=False)
+    assert readable == {64 * int(page) + offset for page, visible in pages for offset in range(int(visible))}
     hidden = sorted(set(range(plan.pool_pages * 64)) - readable)
     slots = slot_bytes_of(built)
     if case.tail == "canary":
@@ -67,8 +80,8 @@ def test_everything_unreadable_is_poison(case):
         keys = slots[hidden] if hidden else slots[:0]
         assert len(keys.unique(dim=0)) == len(keys)  # valid-looking keys, each its own
     elif not (case.layout == "fp4" and case.poison == "huge"):
-        assert bool((slots[hidden] == POISON_BYTE[case.poison]).all())
-    assert bool((built.pool[:, case.page_bytes :] == POISON_BYTE[case.poison]).all())
+        assert bool((slots[hidden] == POISON[case.poison]).all())
+    assert bool((built.pool[:, case.page_bytes :] == POISON[case.poison]).all())
     tail = {"minus1": -1, "huge": HUGE_PAGE, "canary": plan.canary_page}[case.tail]
     for request, row in enumerate(built.block_table.tolist()):
         needed = -(-max(case.lengths[request]) // 64)
@@ -80,9 +93,7 @@ def test_everything_unreadable_is_poison(case):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_poison_of_each_kind_shows(layout):
     """NaN poison reads as NaN, huge poison is finite and beyond any drawn value, canaries are finite and larger."""
-    from reference.pages import read_keys
-
-    for poison in POISONS:
+    for poison in POISON:
         built = build_logits(Case(lengths=((1,),), layout=layout, poison=poison, data="octaves"))
         keys, scales = read_keys(built.kv_cache, layout, torch.arange(1, 128))
         size = keys.to(torch.float64).abs() * (1.0 if scales is None else scales.to(torch.float64)[:, None])
@@ -98,7 +109,7 @@ def test_poison_of_each_kind_shows(layout):
 
 
 def test_canary_tail_names_a_valid_looking_page_under_every_poison():
-    for poison in POISONS:
+    for poison in POISON:
         built = build_logits(parse_case(f"v1 lens=10 width=3 tail=canary poison={poison} perm=4 spare=3"))
         page = int(built.block_table[0, 1])
         assert page == place(built.case).canary_page
@@ -108,7 +119,7 @@ def test_canary_tail_names_a_valid_looking_page_under_every_poison():
 
 def test_strides_leave_poisoned_gaps_and_the_same_values():
     plain = parse_case("v1 lens=70,71,3,4 next_n=2 heads=8 layout=fp8 width=4")
-    gaps = parse_case(f"{plain} strides=lens+q+table+weights".replace("width=4 ", "width=4 "))
+    gaps = parse_case(f"{plain} strides=lens+q+table+weights")
     a, b = build_logits(plain), build_logits(gaps)
     assert all(same_row(read_row(a, row), read_row(b, row)) for row in range(4))
     assert torch.equal(a.block_table, b.block_table) and torch.equal(a.context_lens, b.context_lens)
@@ -181,7 +192,7 @@ def test_pools_past_two_gigabytes_are_mapped_lazily(text, layout):
             assert built.changed(before) == ("pool",)
             built.pool.view(-1)[at] ^= 1
     unread = page * case.page_stride + case.page_bytes
-    assert int(built.pool.view(-1)[unread]) == POISON_BYTE["nan"]
+    assert int(built.pool.view(-1)[unread]) == POISON["nan"]
 
 
 def test_chunked_drawing_equals_drawing_at_once(monkeypatch):
@@ -189,7 +200,7 @@ def test_chunked_drawing_equals_drawing_at_once(monkeypatch):
     whole = build_logits(case)
     top = parse_case("v1 stage=topk data=random lens=300,299,70 clean=no poison=canary")
     whole_top = build_topk(top)
-    monkeypatch.setattr(building.pools, "CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(pools, "CHUNK_ELEMENTS", 1)
     assert torch.equal(whole.pool, build_logits(case).pool)
     assert torch.equal(whole.q.view(torch.uint8), build_logits(case).q.view(torch.uint8))
     assert torch.equal(whole_top.logits, build_topk(top).logits)
@@ -207,47 +218,20 @@ def test_dropped_heads_and_keys_are_zero_and_the_rest_is_kept():
         kept = torch.zeros(130, dtype=torch.bool)
         kept[[5, 100]] = True
         assert torch.equal(a[kept], b[kept])
-        payload = {"bf16": 256, "fp8": 128, "fp4": 64}[layout]
-        assert bool((b[~kept, :payload] == 0).all())
+        assert bool((b[~kept, : PAYLOAD[layout]] == 0).all())
 
 
-def test_coordinates_agree_with_the_table():
-    case = parse_case("v1 lens=130,131,70,71 next_n=2 perm=9 spare=4 prefix=1 page_ids=0,1,1")
-    built = build_logits(case)
-    for row in range(case.rows):
-        for key, slot in enumerate(slots_of(built, row).tolist()):
-            found = locate(case, row, key)
-            assert found.slot == slot == found.physical_page * 64 + found.offset
-            assert (found.request, found.row) == divmod(row, 2) and found.key == found.page * 64 + found.offset
-    with pytest.raises(ValueError, match="row must be from 0 to 3"):
-        locate(case, 4, 0)
-    with pytest.raises(ValueError, match="key must be below the context length 70"):
-        locate(case, 2, 70)
-
-
-def test_wrong_stage_is_refused():
-    with pytest.raises(ValueError, match="needs a case of stage=logits"):
-        build_logits(parse_case("v1 stage=topk data=few lens=3"))
-    with pytest.raises(ValueError, match="needs a case of stage=topk"):
-        build_topk(parse_case("v1 lens=3"))
-
-
-def test_keyword_arguments_are_those_of_the_calling_conventions():
-    assert list(build(parse_case("v1 lens=3")).kwargs()) == [
-        "q",
-        "kv_cache",
-        "weights",
-        "context_lens",
-        "block_table",
-        "max_context_len",
-        "clean_logits",
-    ]
-    assert list(build(parse_case("v1 stage=topk data=few lens=3")).kwargs()) == [
-        "logits",
-        "context_lens",
-        "block_table",
-        "k",
-    ]
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("v1 lens=3", "q kv_cache weights context_lens block_table max_context_len clean_logits"),
+        ("v1 stage=topk data=few lens=3", "logits context_lens block_table k"),
+        ("v1 stage=store ids=0", "pooled norm_weight eps positions rope_table out_loc kv_cache"),
+    ],
+)
+def test_keyword_arguments_are_those_of_the_calling_conventions(text, names):
+    case = parse_case(text)
+    assert sorted(find(case.op).build(case, CPU).kwargs()) == sorted(names.split())
 
 
 @settings(max_examples=60, deadline=None)

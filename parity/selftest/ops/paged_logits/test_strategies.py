@@ -4,8 +4,10 @@ import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from parity.ops.paged_logits.case import LAYOUTS, POISONS, TAILS
-from parity.ops.paged_logits.strategies import paged_cases, topk_cases
+from parity.ops.paged_logits.strategies import paged_cases
+from parity.ops.shared.case import POISONS, TAILS
+from parity.ops.topk.strategies import topk_cases
+from parity.selftest.case_reading import LAYOUTS
 
 FIND = settings(max_examples=3000, database=None, deadline=None)
 ANY = settings(FIND, phases=(Phase.generate,))  # that it exists is enough, it need not be small
@@ -65,13 +67,13 @@ def test_every_structure_turns_up(name):
 
 
 def test_shrinking_ends_at_the_simplest_case():
-    assert str(find(paged_cases(), lambda case: True, settings=FIND)) == "v1 lens=0 heads=8"
+    assert str(find(paged_cases(), lambda case: True, settings=FIND)) == "v2 op=paged_logits lens=0 heads=8"
     assert str(find(paged_cases(layout="fp8"), lambda case: case.longest > 0, settings=FIND)) == (
-        "v1 lens=1 layout=fp8 heads=8"
+        "v2 op=paged_logits lens=1 layout=fp8 heads=8"
     )
     two = find(paged_cases(), lambda case: case.rows >= 2 and case.longest > 64, settings=FIND)
     assert two.rows == 2 and two.longest == 65 and two.perm == 0 and two.tail == TAILS[0] and two.poison == POISONS[0]
-    assert str(find(topk_cases(), lambda case: True, settings=FIND)) == "v1 lens=0 stage=topk data=random k=1"
+    assert str(find(topk_cases(), lambda case: True, settings=FIND)) == "v2 op=topk lens=0 k=1"
 
 
 def test_big_pools_pass_the_limit_of_a_signed_integer():
@@ -83,7 +85,7 @@ def test_big_pools_pass_the_limit_of_a_signed_integer():
 @settings(max_examples=60, deadline=None)
 @given(topk_cases(ks=(64, 512), max_length=1100))
 def test_topk_limits_are_kept(case):
-    assert case.k in (64, 512) and case.longest <= 1100 and case.stage == "topk"
+    assert case.k in (64, 512) and case.longest <= 1100
 
 
 @pytest.mark.parametrize("around", [-1, 0, 1])

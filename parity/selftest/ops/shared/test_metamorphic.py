@@ -5,35 +5,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parity.ops.paged_logits.case import parse_case
-from parity.ops.paged_logits.operands import build_logits, build_topk
-from parity.ops.paged_logits.strategies import topk_cases
+from parity.ops.paged_logits.operands import build_logits
 from parity.ops.shared import metamorphic
+from parity.ops.topk.operands import build_topk
+from parity.ops.topk.strategies import topk_cases
 from parity.pages.placement import place
+from parity.run.operation import parse_case
 from parity.selftest.case_reading import any_paged_case, read_row, same_row, slots_of
+from parity.selftest.helpers import bits, refusals
 
-PLACEMENT = {
-    "repeat": metamorphic.repeat,
-    "permute_pages": metamorphic.permute_pages,
-    "alias_pages": metamorphic.alias_pages,
-    "copy_pages": metamorphic.copy_pages,
-    "more_pages": metamorphic.more_pages,
-    "other_gap": metamorphic.other_gap,
-    "widen_table": metamorphic.widen_table,
-    "other_max_len": metamorphic.other_max_len,
-    "other_poison": metamorphic.other_poison,
-    "other_tail": metamorphic.other_tail,
-    "other_strides": lambda case: metamorphic.other_strides(case, ("q", "table")),
-    "permute_requests": metamorphic.permute_requests,
-    "expand_rows": metamorphic.expand_rows,
-}
+PLACEMENT = (
+    *("repeat", "permute_pages", "alias_pages", "copy_pages", "more_pages", "other_gap", "widen_table"),
+    *("other_max_len", "other_poison", "other_tail", "other_strides", "permute_requests", "expand_rows"),
+)
 
 
 @pytest.mark.parametrize("name", PLACEMENT)
 @settings(max_examples=25, deadline=None)
 @given(case=any_paged_case())
 def test_pairs_compute_with_the_same_values(name, case):
-    pair = PLACEMENT[name](case)
+    transform = getattr(metamorphic, name)
+    pair = transform(case, ("q", "table")) if name == "other_strides" else transform(case)
     assert len(pair.rows) == pair.case.rows == case.rows
     _check_same_rows(case, pair)
 
@@ -59,7 +51,7 @@ def _check_same_rows(case, pair):
 
 @settings(max_examples=40, deadline=None)
 @given(topk_cases(max_length=300, ks=(1, 64)))
-def test_pairs_of_the_topk_stage_keep_their_scores(case):
+def test_pairs_of_topk_keep_their_scores(case):
     one = build_topk(case)
     for transform in (metamorphic.permute_requests, metamorphic.expand_rows, metamorphic.other_max_len):
         pair = transform(case)
@@ -67,7 +59,7 @@ def test_pairs_of_the_topk_stage_keep_their_scores(case):
         for row, original in enumerate(pair.rows):
             length = int(one.context_lens.flatten()[original])
             left, right = two.logits[row, :length], one.logits[original, :length]
-            assert torch.equal(left.contiguous().view(torch.int32), right.contiguous().view(torch.int32))
+            assert torch.equal(bits(left), bits(right))
 
 
 def test_placement_really_changes():
@@ -91,14 +83,14 @@ def test_placement_really_changes():
 
 def test_expanded_rows_print_short():
     pair = metamorphic.expand_rows(parse_case("v1 lens=p0+4096 next_n=4096"))
-    assert str(pair.case) == "v1 lens=p0+4096 request_ids=0x4096 row_ids=0..4095"
+    assert str(pair.case) == "v2 op=paged_logits lens=p0+4096 request_ids=0x4096 row_ids=0..4095"
 
 
-def test_bad_selections_are_refused():
-    case = parse_case("v1 lens=1,2,3,4 next_n=2")
-    with pytest.raises(ValueError, match="which must name different numbers from 0 to 1"):
-        metamorphic.keep_requests(case, [0, 0])
-    with pytest.raises(ValueError, match="from 0 to 3"):
-        metamorphic.keep_rows(case, [4])
-    with pytest.raises(ValueError, match="at least one row"):
-        metamorphic.keep_columns(case, [])
+FOUR = parse_case("v1 lens=1,2,3,4 next_n=2")
+test_bad_selections = refusals(
+    {
+        "which must name different numbers from 0 to 1": lambda: metamorphic.keep_requests(FOUR, [0, 0]),
+        "from 0 to 3": lambda: metamorphic.keep_rows(FOUR, [4]),
+        "at least one row": lambda: metamorphic.keep_columns(FOUR, []),
+    }
+)

@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from parity.ops.paged_logits.case import Case, parse_case
+from parity.domain.reducer import Step
+from parity.ops.paged_logits.case import Case
 from parity.ops.paged_logits.operands import build_logits
-from parity.ops.shared.reducer import Step, reduce_case
+from parity.ops.paged_logits.reduce import reduce
+from parity.ops.topk.reduce import reduce as reduce_topk
 from parity.pages.placement import row_names
+from parity.run.operation import parse_case
 from parity.selftest.case_reading import read_row
 
 BIG = parse_case(
@@ -31,30 +34,30 @@ def _sees(case: Case, key: int) -> bool:
 
 
 def test_a_failure_everywhere_ends_at_one_row_one_key_one_head():
-    small = reduce_case(BIG, lambda case: case.rows > 0 and case.longest > 0)
-    assert str(small) == "v1 lens=1 layout=fp8 heads=8 data=octaves only_heads=0"
+    small = reduce(BIG, lambda case: case.rows > 0 and case.longest > 0)
+    assert str(small) == "v2 op=paged_logits lens=1 layout=fp8 heads=8 data=octaves only_heads=0"
 
 
 def test_a_row_is_found_among_its_company():
-    small = reduce_case(BIG, lambda case: (1, 2) in _names(case))
+    small = reduce(BIG, lambda case: (1, 2) in _names(case))
     assert small.rows == 1 and small.longest == 0
     assert _names(small) == [(1, 2)]
     assert "request_ids=1 row_ids=2" in str(small)
 
 
 def test_a_failure_that_needs_two_rows_of_a_request_keeps_them():
-    small = reduce_case(BIG, lambda case: case.next_n >= 2 and case.longest >= 65)
+    small = reduce(BIG, lambda case: case.next_n >= 2 and case.longest >= 65)
     assert (small.requests, small.next_n, small.longest) == (1, 2, 65)
     assert sorted(small.lengths[0]) == [0, 65]
 
 
 def test_two_rows_of_different_requests_are_kept_alone():
-    small = reduce_case(BIG, lambda case: {(0, 1), (2, 2)} <= set(_names(case)), budget=400)
+    small = reduce(BIG, lambda case: {(0, 1), (2, 2)} <= set(_names(case)), budget=400)
     assert small.rows == 2 and set(_names(small)) == {(0, 1), (2, 2)}
 
 
 def test_a_key_far_back_ends_in_one_page_with_its_value():
-    small = reduce_case(BIG, lambda case: _sees(case, 5 * 64 + 7), budget=500)
+    small = reduce(BIG, lambda case: _sees(case, 5 * 64 + 7), budget=500)
     assert small.rows == 1 and small.pages == 1 and small.longest == 8
     assert small.page_ids == (5,) and small.only_keys == (5 * 64 + 7,)
     one, whole = read_row(build_logits(small), 0), read_row(build_logits(BIG), 3)
@@ -64,18 +67,18 @@ def test_a_key_far_back_ends_in_one_page_with_its_value():
 
 
 def test_a_head_is_found():
-    small = reduce_case(BIG, lambda case: case.heads == 64 and (case.only_heads is None or 63 in case.only_heads))
+    small = reduce(BIG, lambda case: case.heads == 64 and (case.only_heads is None or 63 in case.only_heads))
     assert small.heads == 64 and small.only_heads == (63,)
 
 
 def test_what_matters_stays_and_the_rest_goes():
-    small = reduce_case(BIG, lambda case: case.tail == "canary" and case.gap > 0 and "table" in case.strides)
+    small = reduce(BIG, lambda case: case.tail == "canary" and case.gap > 0 and "table" in case.strides)
     assert small.tail == "canary" and small.gap == 16 and small.strides == ("table",)
     assert small.poison == "nan" and small.width is None and small.perm == 0 and small.clean
 
 
 def test_a_wide_table_that_matters_stays_as_narrow_as_it_can():
-    small = reduce_case(BIG, lambda case: case.table_width > case.pages and case.longest > 0)
+    small = reduce(BIG, lambda case: case.table_width > case.pages and case.longest > 0)
     assert small.longest == 1 and small.pages == 1 and small.table_width > 1
 
 
@@ -86,15 +89,15 @@ def test_a_prefill_of_thousands_ends_at_its_row_in_few_calls():
         calls.append(case)
         return (0, 3217) in _names(case)
 
-    small = reduce_case(parse_case("v1 lens=p0+4096 next_n=4096 data=octaves width=344"), fails, budget=100)
+    small = reduce(parse_case("v1 lens=p0+4096 next_n=4096 data=octaves width=344"), fails, budget=100)
     assert small.rows == 1 and _names(small) == [(0, 3217)] and len(calls) <= 100
 
 
 def test_topk_cases_shrink_rows_keys_and_k():
     case = parse_case("v1 stage=topk data=narrow lens=5000,4000,30,2000 next_n=2 k=512 perm=3 strides=logits clean=no")
-    small = reduce_case(case, lambda c: c.longest > c.k)
+    small = reduce_topk(case, lambda c: c.longest > c.k)
     assert (small.rows, small.longest, small.k) == (1, 2, 1)
-    assert reduce_case(case, lambda c: c.k >= 100 and c.longest > c.k).longest == 101
+    assert reduce_topk(case, lambda c: c.k >= 100 and c.longest > c.k).longest == 101
 
 
 def test_the_budget_bounds_the_calls_and_what_was_found_is_kept():
@@ -105,35 +108,35 @@ def test_the_budget_bounds_the_calls_and_what_was_found_is_kept():
             calls.append(case)
             return case.longest >= 3
 
-        small = reduce_case(BIG, fails, budget=budget)
+        small = reduce(BIG, fails, budget=budget)
         assert len(calls) <= budget and small in calls and small.longest >= 3
     with pytest.raises(ValueError, match="budget must be at least 1"):
-        reduce_case(BIG, lambda case: True, budget=0)
+        reduce(BIG, lambda case: True, budget=0)
 
 
 def test_every_result_was_seen_to_fail_and_repeats():
     seen: dict[Case, bool] = {}
 
     def fails(case: Case) -> bool:
-        assert case not in seen, "a case is asked for once"
+        assert case not in seen, "no case is tried twice"
         seen[case] = len(str(case)) % 3 == 0 or case == BIG
         return seen[case]
 
     steps: list[Step] = []
-    small = reduce_case(BIG, fails, on_step=steps.append)
+    small = reduce(BIG, fails, on_step=steps.append)
     assert seen[small] and steps[-1].case == small and [s.calls for s in steps] == sorted(s.calls for s in steps)
     again: list[Step] = []
     seen.clear()
-    assert reduce_case(BIG, fails, on_step=again.append) == small and again == steps
+    assert reduce(BIG, fails, on_step=again.append) == small and again == steps
 
 
 def test_a_failure_that_does_not_repeat_is_left_alone():
-    assert reduce_case(BIG, lambda case: False) is BIG
+    assert reduce(BIG, lambda case: False) is BIG
 
 
 def test_reduced_rows_compute_with_the_values_of_the_original():
     plain = replace(BIG, prefix=0)
-    small = reduce_case(plain, lambda case: (1, 1) in _names(case) and case.longest >= 129 and case.seed == 77)
+    small = reduce(plain, lambda case: (1, 1) in _names(case) and case.longest >= 129 and case.seed == 77)
     row = read_row(build_logits(small), _names(small).index((1, 1)))
     whole = read_row(build_logits(plain), _names(plain).index((1, 1)))
     assert small.rows == 1 and row.keys.view(-1, 128).shape[0] == 129

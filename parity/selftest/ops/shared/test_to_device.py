@@ -8,17 +8,24 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parity.ops.paged_logits.case import STRIDES, parse_case
-from parity.ops.paged_logits.operands import build, moved
-from parity.ops.paged_logits.strategies import paged_cases, topk_cases
+from parity.ops.paged_logits.case import STRIDES
+from parity.ops.paged_logits.strategies import paged_cases
 from parity.ops.store.strategies import store_cases
-from parity.run.runner import light
+from parity.ops.topk.strategies import topk_cases
+from parity.run.operation import find, parse_case
+from parity.run.runner import to_device
+from parity.selftest.helpers import CPU, bits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CASES = st.one_of(
-    *[paged_cases(layout=layout, strides=STRIDES["logits"], max_rows=4, max_pages=3) for layout in ("bf16", "fp8")],
+    *[paged_cases(layout=layout, strides=STRIDES, max_rows=4, max_pages=3) for layout in ("bf16", "fp8")],
     topk_cases(max_length=300, ks=(1, 64)),
 )
+
+
+def both(case) -> tuple[Any, Any]:
+    here = find(case.op).build(case, CPU)
+    return here, to_device(here, DEVICE)
 
 
 def tensors(operands):
@@ -29,13 +36,12 @@ def tensors(operands):
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(CASES)
 def test_moved_operands_are_the_same(case):
-    here: Any = build(case)
-    there = moved(here, DEVICE)
+    here, there = both(case)
     for name, value in tensors(here).items():
         other = tensors(there)[name]
         assert other.stride() == value.stride() and other.dtype == value.dtype and other.device.type == DEVICE
         assert value.numel() == 0 or other.data_ptr() != value.data_ptr()
-        assert torch.equal(other.cpu().view(torch.uint8), value.contiguous().view(torch.uint8)) or value.numel() == 0
+        assert value.numel() == 0 or torch.equal(other.cpu().view(torch.uint8), bits(value))
     before = {name: tuple(part.cpu() for part in parts) for name, parts in there.snapshot().items()}
     assert here.unchanged(before)
     assert there.case == here.case
@@ -44,10 +50,9 @@ def test_moved_operands_are_the_same(case):
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(store_cases(layout="fp8"))
 def test_moved_operands_of_a_store_are_the_same(case):
-    here: Any = build(case)
-    there = moved(here, DEVICE)
+    here, there = both(case)
     assert all(
-        torch.equal(there.kwargs()[n].cpu().view(torch.uint8), t.contiguous().view(torch.uint8))
+        torch.equal(there.kwargs()[n].cpu().view(torch.uint8), bits(t))
         for n, t in here.kwargs().items()
         if isinstance(t, torch.Tensor) and t.numel()
     )
@@ -70,4 +75,5 @@ def test_moved_operands_of_a_store_are_the_same(case):
     ],
 )
 def test_small_cases_are_light(text, expected):
-    assert light(parse_case(text)) is expected
+    case = parse_case(text)
+    assert find(case.op).light(case) is expected

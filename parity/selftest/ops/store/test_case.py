@@ -2,31 +2,32 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
-from parity.golden.digests import digest_of
-from parity.ops.paged_logits.case import parse_case
-from parity.ops.shared.reducer import reduce_case
-from parity.ops.store.case import StoreCase, parse_store_case, reduce_store_case
+from parity.ops.store.case import StoreCase
+from parity.ops.store.digests import digest_of
 from parity.ops.store.operands import build_store, named_bytes, slots_of
+from parity.ops.store.reduce import reduce
 from parity.ops.store.strategies import store_cases
 from parity.ops.store.values import draw_bytes, draw_norm_weight, draw_pooled
+from parity.run.operation import parse_case
+from parity.selftest.case_reading import LAYOUTS, bad_strings
+from parity.selftest.helpers import CPU, bits, refuses
 
-LAYOUTS = st.sampled_from(("bf16", "fp8", "fp4"))
+ANY = st.sampled_from(LAYOUTS)
 QUICK = settings(max_examples=60, deadline=None, database=None, derandomize=True)
 
 
 @QUICK
-@given(LAYOUTS.flatmap(lambda layout: store_cases(layout=layout)))
+@given(ANY.flatmap(lambda layout: store_cases(layout=layout)))
 def test_a_case_prints_as_it_is_read(case):
-    assert parse_store_case(str(case)) == case == parse_case(str(case))
+    assert parse_case(str(case)) == case
 
 
 @QUICK
-@given(LAYOUTS.flatmap(lambda layout: store_cases(layout=layout, max_tokens=80)))
+@given(ANY.flatmap(lambda layout: store_cases(layout=layout, max_tokens=80)))
 def test_slots_are_distinct_and_own_their_bytes(case):
     slots = slots_of(case)
     kept = slots[slots >= 0]
@@ -53,45 +54,39 @@ def test_the_strategy_draws_what_it_promises():
     assert (big.pages - 1) * big.page_stride > 1 << 31
 
 
-BAD = {
-    "v2 stage=store ids=0": "must begin with v1",
-    "v1 ids=0": "stage=store",
-    "v1 stage=store": "must name its tokens",
-    "v1 stage=store ids=0 ids=1": "stands twice",
-    "v1 stage=store ids=0 colour=red": "unknown name",
-    "v1 stage=store ids=0 pages=two": "non-negative integer",
-    "v1 stage=store ids=0,0": "distinct",
-    "v1 stage=store ids=0..99 pages=1": "pages must hold 100 tokens",
-    "v1 stage=store ids=0 gap=8": "multiple of 16",
-    "v1 stage=store ids=0 layout=fp6": "layout must be one of",
-    "v1 stage=store ids=0 skip": "name=value",
-}
-
-
-@pytest.mark.parametrize("text", BAD)
-def test_a_bad_string_is_one_sentence(text):
-    with pytest.raises(ValueError, match=BAD[text]):
-        parse_store_case(text)
+test_a_bad_string_is_one_sentence = bad_strings(
+    {
+        "v2 stage=store ids=0": "must say op=",
+        "v1 ids=0": "expected lens, ",  # without a name it is a case of paged logits
+        "v2 op=store": "must say the names of the tokens in batch order",
+        "v2 op=store ids=0 ids=1": "stands twice",
+        "v2 op=store ids=0 colour=red": "unknown name",
+        "v2 op=store ids=0 pages=two": "non-negative integer",
+        "v2 op=store ids=0,0": "distinct",
+        "v2 op=store ids=0..99 pages=1": "pages must hold 100 tokens",
+        "v2 op=store ids=0 gap=8": "multiple of 16",
+        "v2 op=store ids=0 layout=fp6": "layout must be one of",
+        "v2 op=store ids=0 skip": "name=value",
+    }
+)
 
 
 def test_the_reducer_keeps_what_matters():
     case = StoreCase(ids=tuple(range(100)), layout="fp8", data="octaves", pages=9, gap=48, skip=5, perm=3, seed=77)
-    small = reduce_case(case, lambda found: 37 in found.ids and found.gap >= 16, 400)  # type: ignore
+    small = reduce(case, lambda found: 37 in found.ids and found.gap >= 16, 400)
     assert small == StoreCase(ids=(37,), layout="fp8", data="onehot", pages=1, gap=16, place="order", weights="one")
-    assert reduce_store_case(case, lambda found: False, 10) == case
-    with pytest.raises(ValueError, match="budget"):
-        reduce_store_case(case, lambda found: True, 0)
+    assert reduce(case, lambda found: False, 10) == case
+    refuses(ValueError, "budget", reduce, case, lambda found: True, 0)
 
 
 def test_values_belong_to_names_and_are_fixed():
-    cpu = torch.device("cpu")
     case = StoreCase(ids=tuple(range(64)), seed=3)
     names = torch.tensor(case.ids)
     whole = draw_pooled(case, names)
     assert torch.equal(whole[[5, 60]], draw_pooled(case, torch.tensor([5, 60])))
-    assert digest_of(whole.view(torch.uint8)) == "822da2baf53de1ec1980229bad11a40e"
-    assert digest_of(draw_norm_weight(case, cpu).view(torch.uint8)) == "3f9a4546c2458f21b45df5254608bd9c"
-    assert torch.equal(draw_bytes(1, 0, 40000, cpu)[16000:], draw_bytes(1, 16000, 24000, cpu))
+    assert digest_of(bits(whole)) == "822da2baf53de1ec1980229bad11a40e"
+    assert digest_of(bits(draw_norm_weight(case, CPU))) == "3f9a4546c2458f21b45df5254608bd9c"
+    assert torch.equal(draw_bytes(1, 0, 40000, CPU)[16000:], draw_bytes(1, 16000, 24000, CPU))
     assert bool((whole.to(torch.bfloat16) != whole).any())  # more than 8 significant bits
     assert torch.equal(draw_pooled(replace(case, pooled="bf16"), names), whole.to(torch.bfloat16))
 

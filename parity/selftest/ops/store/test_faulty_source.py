@@ -3,21 +3,24 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from impl.store_modes import Mode
 from parity.build import host_store
 from parity.domain.contract import Contract
 from parity.domain.profiles import profile
-from parity.ops.check import all_checks
+from parity.ops.check import checks_of, find_check
+from parity.ops.store.case import StoreCase
+from parity.ops.store.operands import build_store
 from parity.results import Status
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
+from parity.run.operation import find
 from parity.run.runner import InProcess
+from parity.selftest.helpers import CPU
 from parity.selftest.ops.store.faulty_source import FAULTS, MISSED_SHUFFLE, OVERRUN, StoreFault, faulty_source
 from parity.suite.search import run_check
 
 pytestmark = pytest.mark.skipif(host_store.missing() is not None, reason=f"not executed: {host_store.missing()}")
-CPU = torch.device("cpu")
+STORE = find("store")
 
 
 def implementation(mode: Mode, built=None) -> Implementation:
@@ -29,7 +32,7 @@ def implementation(mode: Mode, built=None) -> Implementation:
 def rejected_by(impl: Implementation, levels=("layout", "rounding")) -> str:
     """The first check that fails it, in the smoke profile, with its message; empty if none does."""
     smoke = replace(profile("smoke"), shrink_seconds=0.5, reduce_calls=20)
-    for check in all_checks(levels=levels, stage="store"):
+    for check in checks_of(STORE, levels):
         if check.name == "beyond_2gib":
             continue
         verdict = run_check(check, InProcess(impl, CPU), smoke).verdict
@@ -66,17 +69,14 @@ def test_the_machine_works_again_after_such_a_report(tmp_path):
 def test_failures_shrink_to_one_token(tmp_path):
     fault = next(fault for fault in FAULTS if fault.name == "scale one slot off")
     built = host_store.build(faulty_source(fault, tmp_path), mode=fault.mode)
-    check = next(check for check in all_checks(levels=["layout"], stage="store") if check.name == "keys")
+    check = find_check("layout/keys", STORE)
     verdict = run_check(check, InProcess(implementation(fault.mode, built), CPU), profile("ci")).verdict
     assert verdict.status is Status.FAILED
-    assert "ids=0 " in verdict.case + " " and "stage=store" in verdict.case
+    assert "ids=0 " in verdict.case + " " and "op=store" in verdict.case
     assert "out_loc does not name" in verdict.message and "scale of slot" in verdict.message
 
 
 def test_overrun_is_seen_by_the_sanitizer(tmp_path):
-    from parity.ops.store.case import StoreCase
-    from parity.ops.store.operands import build_store
-
     built = host_store.build(faulty_source(OVERRUN, tmp_path), mode=OVERRUN.mode, sanitised=True)
     operands = build_store(StoreCase(ids=tuple(range(8)), layout="fp8", pages=1))
     with pytest.raises(host_store.HostStoreError, match="AddressSanitizer"):

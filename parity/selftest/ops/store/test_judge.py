@@ -1,4 +1,6 @@
-"""The judgement of stores: honest float32 chains in other orders pass, the nearest wrong ones do not."""
+"""The judgement of stores: correct float32 chains in other orders pass, the nearest wrong ones do not."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,8 +11,10 @@ from parity.numerics import intervals, published
 from parity.ops.store.case import StoreCase
 from parity.ops.store.judge import judge_store
 from parity.ops.store.operands import build_store, named_bytes
+from parity.pages.intervals import to_bf16
+from parity.pages.layout import find
 from parity.results import Labels, Status
-from reference import exact, formats
+from reference import compressor, exact, formats
 from reference.formats import round_to
 
 MODES = [Mode("fp8", "fused"), Mode("fp8_pow2", "fused"), Mode("bf16", "fused"), Mode("fp4", "fused")]
@@ -49,7 +53,7 @@ def chain(operands, order: str, rounded=lambda x: x) -> torch.Tensor:
 def store_into(operands, mode: Mode, z: torch.Tensor) -> torch.Tensor:
     """The contents after z has been stored as the mode does."""
     scale = "pow2" if mode.format == "fp8_pow2" else "amax"
-    payload, scales = published.stored(z, mode.layout, scale, mode.fake_fp4)
+    payload, scales = find(mode.layout).encode(z, scale, mode.fake_fp4)
     where, where_scale = named_bytes(operands.case, operands.out_loc)
     operands.pool[where] = payload
     if scales is not None:
@@ -57,14 +61,8 @@ def store_into(operands, mode: Mode, z: torch.Tensor) -> torch.Tensor:
     return operands.contents()
 
 
-def operands_of(case: StoreCase, mode: Mode):
-    from dataclasses import replace
-
-    return build_store(replace(case, layout=mode.layout))
-
-
 def judged(case, mode, z_of, **changes):
-    operands = operands_of(case, mode)
+    operands = build_store(replace(case, layout=mode.layout))
     contract = Contract.from_dict({**mode.contract, **changes})
     return judge_store(store_into(operands, mode, z_of(operands)), operands, contract, Labels())
 
@@ -126,16 +124,14 @@ def test_published_without_roundings_does_not(mode):
 
 
 def test_published_rows_mirror_the_reference():
-    """The transcription agrees with the reference's own stages on bf16 keys."""
-    from reference import compressor
-
+    """The transcription agrees with the reference's own steps on bf16 keys."""
     operands = build_store(CASES[1])
     given = (operands.norm_weight, operands.eps, operands.positions, operands.rope_table)
     keys = compressor.finish(operands.pooled, *given)
     rows = published.rows(operands.pooled, *given)
     assert int((rows != keys.hadamard).any(1).sum()) <= 1  # the mean's order alone may tell them apart
     for layout in ("bf16", "fp4"):
-        payload, scales = published.stored(keys.hadamard, layout, "amax", layout == "bf16")
+        payload, scales = find(layout).encode(keys.hadamard, "amax", layout == "bf16")
         if layout == "bf16":
             assert torch.equal(payload.view(torch.bfloat16), keys.fp4)
         else:
@@ -146,8 +142,6 @@ def test_published_rows_mirror_the_reference():
 
 
 def test_a_byte_that_no_slot_names_is_found_wherever_it_lies():
-    from dataclasses import replace
-
     case = replace(CASES[0], layout="fp8", gap=48, pages=3, skip=2)
     mode = MODES[0]
     named = torch.cat([part.reshape(-1) for part in named_bytes(case, build_store(case).out_loc)])
@@ -164,7 +158,7 @@ def test_a_byte_that_no_slot_names_is_found_wherever_it_lies():
 def test_rounding_to_bf16_is_one_rounding():
     x = torch.randn(20000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2.0**-130
     x = torch.cat((x, x * 2.0**250, torch.tensor([0.0, -0.0, 3.4e38, 1.0 + 2.0**-8 + 2.0**-40])))
-    assert torch.equal(intervals.to_bf16(x), round_to(x, torch.bfloat16).to(torch.float64))
+    assert torch.equal(to_bf16(x), round_to(x, torch.bfloat16).to(torch.float64))
 
 
 @pytest.mark.parametrize("spread, lossless", [(0, True), (2, True), (14, True), (15, False)])
@@ -175,7 +169,7 @@ def test_a_power_of_two_scale_holds_the_fp4_grid_while_exponents_are_close(sprea
         first = torch.where(block.abs() > top, 0.0, block)
         z = torch.cat((first, block * 2.0**-spread, block * 2.0**-spread, first))[None].to(torch.bfloat16)
         fp4 = formats.fp4_quantise(z)[0]
-        payload, scales = published.stored(fp4, "fp8", "pow2", False)
+        payload, scales = find("fp8").encode(fp4, "pow2", False)
         assert scales is not None
         decoded = formats.e4m3_decode(payload) * scales.view(torch.float32)
         same = torch.equal(decoded, fp4.to(torch.float32))

@@ -3,16 +3,15 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from parity.domain.profiles import profile
 from parity.ops.check import find_check
 from parity.results import Status
 from parity.run import registry
 from parity.run.worker import opened
+from parity.selftest.helpers import CPU
 from parity.suite.search import run_check
 
-CPU = torch.device("cpu")
 SOURCE = """
 import torch
 
@@ -46,7 +45,7 @@ def published(pooled, norm_weight, eps, positions, rope_table, out_loc, kv_cache
     write(chain(pooled, norm_weight, eps, positions, rope_table, bf16), out_loc, kv_cache)
 
 
-published.parity_contract = {"stage": "store", "layout": "bf16", "schedule": "published", "batch_invariant": True}
+published.parity_contract = {"op": "store", "layout": "bf16", "schedule": "published", "batch_invariant": True}
 
 
 def mislabelled(**named):
@@ -58,7 +57,7 @@ def writes_input(pooled, out_loc, kv_cache, **_):
 
 
 def crashes(**_):
-    raise RuntimeError("no such card")
+    raise RuntimeError("no such GPU")
 """
 
 
@@ -73,11 +72,11 @@ def judged(source, name: str, check: str, **words):
     impl = registry.load(f"{source}:{name}", device=CPU, **words)
     with opened(impl, CPU) as runner:
         return run_check(
-            find_check(check), runner, replace(profile("smoke"), shrink_seconds=1.0, reduce_calls=10)
+            find_check(check, impl.operation), runner, replace(profile("smoke"), shrink_seconds=1.0, reduce_calls=10)
         ).verdict
 
 
-STORE = {"layout": "bf16", "stage": "store"}
+STORE = {"layout": "bf16", "op": "store"}
 
 
 @pytest.mark.parametrize("check", ["layout/keys", "rounding/values", "invariance/slots"])
@@ -89,11 +88,11 @@ def test_its_own_contract_is_used(source):
     assert judged(source, "published", "rounding/values").passed
     verdict = judged(source, "mislabelled", "rounding/values", **STORE)
     assert verdict.status is Status.FAILED
-    assert f"--impl {source}:mislabelled --stage store --layout bf16" in verdict.repro
+    assert f"--impl {source}:mislabelled --op store --layout bf16" in verdict.repro
 
 
 def test_what_breaks_the_convention_is_named(source):
     verdict = judged(source, "writes_input", "layout/keys", **STORE)
     assert verdict.status is Status.FAILED and "the call wrote pooled" in verdict.message
     verdict = judged(source, "crashes", "layout/keys", **STORE)
-    assert verdict.status is Status.ERROR and "no such card" in verdict.message
+    assert verdict.status is Status.ERROR and "no such GPU" in verdict.message

@@ -6,12 +6,13 @@ import torch
 from impl.store_modes import MODES, Mode
 from parity.build import host_store
 from parity.domain.contract import Contract
-from parity.ops.store import semantics
+from parity.ops.store import floors, semantics
+from parity.ops.store.builtin import implementations
 from parity.results import Status
-from parity.run.registry import Implementation
+from parity.run.implementation import Implementation
 from parity.run.runner import InProcess
+from parity.selftest.helpers import CPU
 
-CPU = torch.device("cpu")
 executed = pytest.mark.skipif(host_store.missing() is not None, reason=f"not executed: {host_store.missing()}")
 
 
@@ -70,3 +71,18 @@ def test_nan_keys_are_no_selection():
         kv_cache.fill_(float("nan"))
 
     assert judged(Mode("bf16", "fused"), nothing).status is Status.FAILED
+
+
+@executed
+def test_recorded_floors_are_those_that_are_measured_here(monkeypatch):
+    """One mode at one length, over all seeds; the others are regenerated the same way."""
+    wanted = "bf16/fused"
+    monkeypatch.setattr(floors, "TOKENS", (4509,))
+    every = implementations(CPU)
+    chosen = {name: impl for name, impl in every.items() if semantics.key_of(impl.contract) == wanted}
+    monkeypatch.setattr("parity.ops.store.digests.implementations", lambda device: chosen)
+    found = floors.record(CPU)["floors"]
+    recorded = semantics.floors()[wanted]["4509"]
+    assert found.keys() == {wanted} and found[wanted]["4509"].keys() == recorded.keys()
+    for name, value in recorded.items():
+        assert found[wanted]["4509"][name] == pytest.approx(value, abs=floors.ALLOWANCE["recall"]), name

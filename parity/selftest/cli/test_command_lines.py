@@ -1,0 +1,127 @@
+"""Every command line of README and docs: all are parsed, and those that take little time are run as they stand."""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parity.cli.main import COMMANDS, build_parser
+from parity.command import finite
+from parity.selftest.report import example
+from parity.suite import plugin
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("fixtures/*/README.md")])
+SOURCES = [*PAGES, *sorted(ROOT.glob("examples/*.py"))]
+NAMES = "|".join(COMMANDS)
+LINE = re.compile(rf"^[ $]*(?:[A-Z_]+=\S+ )*((?:python -m )?parity (?:{NAMES})\b.*|pytest .*--parity.*)$")
+INLINE = re.compile(rf"`parity ({NAMES})([^`\n]*)`")
+CHEAP = ("list", "run", "merge", "recorded", "report")
+
+
+def command_lines() -> list[str]:
+    """The lines of code blocks, without their comments and what follows a pipe or &&."""
+    found = []
+    for page in SOURCES:
+        for line in page.read_text(encoding="utf-8").splitlines():
+            if match := LINE.match(line):
+                words = shlex.split(match[1].removeprefix("python -m "), comments=True)
+                end = next((at for at, word in enumerate(words) if word in ("&&", "||", "|", ">")), len(words))
+                found.append(shlex.join(words[:end]))
+    return list(dict.fromkeys(found))
+
+
+LINES = command_lines()
+
+
+class Options(argparse.ArgumentParser):
+    """Stands for pytest's parser, so that the plugin's own options are the only ones."""
+
+    def getgroup(self, name: str, text: str) -> "Options":
+        return self
+
+    def addoption(self, name: str, **named: object) -> None:
+        self.add_argument(name, **named)  # type: ignore[arg-type]
+
+
+def test_the_pages_have_command_lines():
+    assert len(LINES) > 30 and {shlex.split(line)[1] for line in LINES} >= {"gate", "run", "mutants", "explain"}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_command_line_parses(line):
+    program, *words = shlex.split(line)
+    if program == "pytest":
+        parser = Options(allow_abbrev=False)
+        plugin.pytest_addoption(parser)  # type: ignore[arg-type]
+        _, rest = parser.parse_known_args(words)
+        assert not [word for word in rest if word.startswith("--parity")]
+    else:
+        options, rest = build_parser().parse_known_args(words)
+        assert not rest and options.command == words[0]
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    """The options of a command and of its actions."""
+    found: set[str] = set()
+    for action in parser._actions:
+        found |= set(action.option_strings)
+        if isinstance(action, argparse._SubParsersAction):
+            found = found.union(*(options_of(each) for each in action.choices.values()))
+    return found
+
+
+@pytest.mark.parametrize("page", SOURCES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_commands_within_sentences_have_the_options_that_they_name(page):
+    (commands,) = (each for each in build_parser()._actions if isinstance(each, argparse._SubParsersAction))
+    for name, rest in INLINE.findall(page.read_text(encoding="utf-8")):
+        named = set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", rest))
+        assert named <= options_of(commands.choices[name]), f"parity {name}{rest}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with everything that the lines name."""
+    found = tmp_path_factory.mktemp("lines")
+    for name in ("fixtures", "examples"):
+        (found / name).symlink_to(ROOT / name)
+    measured = {"explain": example.explained(), "recall": example.swept(), "memory": example.remembered()}
+    gates = {name: example.better() for name in ("gate", "parity", "other", "a", "b", "old", "new")}
+    for name, report in (measured | {name: finite(gate.to_json()) for name, gate in gates.items()}).items():
+        (found / f"{name}.json").write_text(json.dumps(report))
+    for line in LINES:
+        options = build_parser().parse_known_args(shlex.split(line)[1:])[0] if line.startswith("parity run") else None
+        if options is not None and ":" in options.impl:
+            write_function(found, options)
+    return found
+
+
+def write_function(folder: Path, options: argparse.Namespace) -> None:
+    """The function of a user's own that a line names: a correct one of its operation and layout."""
+    place, _, name = options.impl.rpartition(":")
+    path = folder / (place if place.endswith(".py") else place.replace(".", "/") + ".py")
+    path.parent.mkdir(exist_ok=True)
+    op, layout = options.op or "paged_logits", options.layout or "bf16"
+    path.write_text(f"from parity.faults.building import staged\n{name} = staged({op!r}, {layout!r})\n")
+    if options.contract:
+        (folder / options.contract).write_text(f"op = {op!r}\nlayout = {layout!r}\n")
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if shlex.split(line)[1] in CHEAP])
+def test_a_cheap_command_line_runs(line, folder):
+    words = shlex.split(line)[1:]
+    words += ["--device", "cpu"] if words[0] == "run" else []
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env.pop("CI", None)
+    command = [sys.executable, "-P", "-m", "parity", *words]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    if done.returncode == 2 and "not run: " in done.stderr:
+        pytest.skip(done.stderr.strip())
+    # The gate reports of the test have a rejection, which `merge` counts.
+    assert done.returncode == (1 if words[0] == "merge" else 0), done.stdout + done.stderr
