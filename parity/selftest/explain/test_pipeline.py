@@ -1,6 +1,7 @@
 """The emulated indexer: equal to the reference bit for bit as published, and to the codecs at every format."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from parity.explain.choices import CHOICES, NAMES, PRESETS, Configuration, diffe
 from parity.explain.explain import Settings
 from parity.explain.needles import plant, ranks
 from parity.explain.pipeline import Pipeline, select
+from parity.selftest.helpers import CPU, refuses
 from reference import compressor, formats, indexer, linear, rope
 
 # 16 heads: the constant 128^-0.5 * 16^-0.5 is no power of two, so the rounding of head weights shows.
@@ -19,6 +21,7 @@ TINY = Settings(heads=16, topk=16, tokens=515, rows=3, q_lora_rank=128)
 SINGLES = [(choice.name, value) for choice in CHOICES for value in choice.values if value != choice.published]
 # On the fp4 grid these formats hold every value exactly, so nothing can tell them from bf16.
 SAME_ON_THE_GRID = {(name, form) for name in ("store", "query") for form in ("fp8-pow2", "fp4", "float32")}
+PUBLISHED = preset("published")
 
 
 def tiny(model: str = "gaussian", seed: int = 0, case: int = 0, **changes: Any) -> samples.Sample:
@@ -26,10 +29,19 @@ def tiny(model: str = "gaussian", seed: int = 0, case: int = 0, **changes: Any) 
     return samples.draw(options.weights(), case, options.tokens, options.rows)
 
 
+def write_captured(path: Path, sample: samples.Sample, **changes: torch.Tensor | None) -> Path:
+    """A file of captured tensors with those of a sample; `changes` replace a tensor, or leave it out."""
+    tensors = {"q": samples.projected(sample).to(torch.bfloat16), "gate": sample.gate, "norm": sample.norm}
+    tensors |= {"pooled": samples.pooled(sample), "positions": sample.positions}
+    kept = {name: value.contiguous() for name, value in (tensors | changes).items() if value is not None}
+    save_file(kept, path)
+    return path
+
+
 @pytest.mark.parametrize("model", samples.MODELS)
 def test_published_equals_the_reference_bit_for_bit(model: str) -> None:
     sample = tiny(model)
-    pipeline, c = Pipeline(sample), preset("published")
+    pipeline, c = Pipeline(sample), PUBLISHED
     table = rope.rope_table(sample.config, TINY.tokens)
     first = torch.arange(sample.keys) * 4
     keys = compressor.finish(samples.pooled(sample), sample.norm, sample.config.norm_eps, first, table)
@@ -37,17 +49,16 @@ def test_published_equals_the_reference_bit_for_bit(model: str) -> None:
     assert sample.wq is not None and sample.qr is not None
     codes, exponents = sample.wq
     proj = linear.project_fp8(sample.qr, codes, exponents, "library").unflatten(-1, (16, 128))
-    stages = indexer.query(proj, sample.positions, table)
-    assert torch.equal(pipeline.queries(c).payload, stages.fp4.float())
+    query = indexer.query(proj, sample.positions, table)
+    assert torch.equal(pipeline.queries(c).payload, query.fp4.float())
     weight = indexer.head_weights(sample.gate, 16)
-    logits = indexer.scores(indexer.dots(stages.fp4, keys.fp4), weight)
-    masked = indexer.mask(logits, sample.positions)
+    masked = indexer.mask(indexer.scores(indexer.dots(query.fp4, keys.fp4), weight), sample.positions)
     assert torch.equal(pipeline.logits(c), masked.float())
     chosen = indexer.topk(masked, 16, sample.positions)
     for row, picked in enumerate(pipeline.select(c)):
         # Ties are free: compare the values picked, not the places.
-        mine = masked[row][picked].sort(descending=True).values
-        assert torch.equal(mine, masked[row][chosen[row]].sort(descending=True).values)
+        mine, theirs = (masked[row][each].sort(descending=True).values for each in (picked, chosen[row]))
+        assert torch.equal(mine, theirs)
 
 
 def test_pooling_equals_the_reference_however_the_windows_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,10 +66,8 @@ def test_pooling_equals_the_reference_however_the_windows_are_cut(monkeypatch: p
     whole = samples.pooled(sample)
     assert sample.tokens is not None and sample.ape is not None
     kv, score = sample.tokens(0, sample.keys)
-    state = compressor.CompressorState(sample.config)
-    positions = torch.arange(len(kv))
-    windows = state.append(kv, compressor.add_ape(score, sample.ape, positions))
-    assert torch.equal(whole, compressor.pool(*windows))
+    score = compressor.add_ape(score, sample.ape, torch.arange(len(kv)))
+    assert torch.equal(whole, compressor.pool(*compressor.CompressorState(sample.config).append(kv, score)))
     monkeypatch.setitem(samples.AT_ONCE, "cpu", 7)
     assert torch.equal(samples.pooled(sample), whole)
 
@@ -88,16 +97,15 @@ def test_roundings_equal_the_codecs() -> None:
 
 
 def test_the_power_of_two_scale_is_exact_on_published_keys_and_the_amax_scale_is_not() -> None:
-    pipeline, c = Pipeline(tiny()), preset("published")
-    keys = pipeline.keys(c).values()
-    assert torch.equal(pipeline.keys(c.having(store="fp8-pow2")).values(), keys)
-    assert torch.equal(pipeline.keys(c.having(store="fp4")).values(), keys)
-    assert not (pipeline.keys(c.having(store="fp8")).values() == keys).all(1).any()
+    pipeline = Pipeline(tiny())
+    keys = pipeline.keys(PUBLISHED).values()
+    for store, exact in (("fp8-pow2", True), ("fp4", True), ("fp8", False)):
+        same = (pipeline.keys(PUBLISHED.having(store=store)).values() == keys).all(1)
+        assert same.all() if exact else not same.any()
 
 
 def test_ranks_add_rounded_partial_sums_in_order() -> None:
-    pipeline, c = Pipeline(tiny()), preset("published")
-    halves = []
+    pipeline, c, halves = Pipeline(tiny()), PUBLISHED, []
     for part in (slice(0, 8), slice(8, 16)):
         q, k = pipeline.queries(c).payload[:, part].to(torch.bfloat16), pipeline.keys(c).payload.to(torch.bfloat16)
         halves.append(indexer.scores(indexer.dots(q, k), pipeline.head_weights(c)[:, part].to(torch.bfloat16)))
@@ -108,10 +116,10 @@ def test_ranks_add_rounded_partial_sums_in_order() -> None:
 
 @pytest.mark.parametrize("name, value", SINGLES, ids=[f"{name}={value}" for name, value in SINGLES])
 def test_every_single_choice_hidden_behind_its_logits_is_named(name: str, value: str) -> None:
-    sample, start = tiny(), preset("published")
-    hidden = start.having(**{name: value})
-    observed = Pipeline(sample).logits(hidden)
-    left, found = identify.identify(Pipeline(sample), observed, start)
+    sample = tiny()
+    left, found = identify.identify(
+        Pipeline(sample), Pipeline(sample).logits(PUBLISHED.having(**{name: value})), PUBLISHED
+    )
     if (name, value) in SAME_ON_THE_GRID:
         assert left == 0 and not found
         return
@@ -120,46 +128,40 @@ def test_every_single_choice_hidden_behind_its_logits_is_named(name: str, value:
     assert found[0].runner_up > 0
 
 
-PAIRS = [
-    ({"fp4_q": "off", "store": "fp8"}),
-    ({"rope_position": "last", "head_weights": "float32"}),
-    ({"hadamard": "q", "projection_k": "bf16"}),
-    ({"fp4_k": "off", "tensor_parallel": "4"}),
-    ({"pooling": "bf16", "query": "fp8"}),
-    ({"relu": "off", "rope_table": "bf16"}),
-]
-
-
-@pytest.mark.parametrize("pair", PAIRS, ids=["+".join(pair) for pair in PAIRS])
-def test_pairs_of_choices_are_named(pair: dict[str, str]) -> None:
-    sample, start = tiny(), preset("published")
-    observed = Pipeline(sample).logits(start.having(**pair))
-    _, found = identify.identify(Pipeline(sample), observed, start)
-    assert {step.choice: step.value for step in found} == pair
+@pytest.mark.parametrize(
+    "pair",
+    [
+        "fp4_q=off store=fp8",
+        "rope_position=last head_weights=float32",
+        "hadamard=q projection_k=bf16",
+        "fp4_k=off tensor_parallel=4",
+        "pooling=bf16 query=fp8",
+        "relu=off rope_table=bf16",
+    ],
+)
+def test_pairs_of_choices_are_named(pair: str) -> None:
+    sample, hidden = tiny(), settings(pair.split())
+    _, found = identify.identify(Pipeline(sample), Pipeline(sample).logits(PUBLISHED.having(**hidden)), PUBLISHED)
+    assert {step.choice: step.value for step in found} == hidden
     assert found[-1].residual == 0
 
 
 def test_nothing_is_named_where_nothing_differs_and_a_width_is() -> None:
-    sample, start = tiny(), preset("published")
-    observed = Pipeline(sample).logits(start)
-    assert identify.identify(Pipeline(sample), observed, start) == (0.0, [])
-    (step,) = identify.identify(Pipeline(sample), observed, start, width=8)[1]
+    sample = tiny()
+    observed = Pipeline(sample).logits(PUBLISHED)
+    assert identify.identify(Pipeline(sample), observed, PUBLISHED) == (0.0, [])
+    (step,) = identify.identify(Pipeline(sample), observed, PUBLISHED, width=8)[1]
     assert (step.choice, step.value) == ("topk", "8")
-    with pytest.raises(ValueError, match=r"logits: expected \[3, 128\].*got \[3, 5\]"):
-        identify.identify(Pipeline(sample), observed[:, :5], start)
+    sentence = r"logits: expected \[3, 128\].*got \[3, 5\]"
+    refuses(ValueError, sentence, identify.identify, Pipeline(sample), observed[:, :5], PUBLISHED)
 
 
 def test_selection_is_a_topk_with_ties_to_the_lower_key() -> None:
-    scores = torch.tensor(
-        [[3.0, 1.0, 2.0, 2.0, 2.0, -torch.inf], [1.0, 2.0, -torch.inf, -torch.inf, -torch.inf, -torch.inf]]
-    )
-    lens = torch.tensor([5, 2])
-    chosen = select(scores, 3, lens)
-    assert chosen[0].tolist() == [True, False, True, True, False, False]
-    assert chosen[1].tolist() == [True, True, False, False, False, False]
+    scores = torch.tensor([[3.0, 1.0, 2.0, 2.0, 2.0, -torch.inf], [1.0, 2.0, *[-torch.inf] * 4]])
+    assert select(scores, 3, torch.tensor([5, 2])).int().tolist() == [[1, 0, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]]
 
 
-def test_needles_have_the_margin_that_was_asked_for() -> None:
+def test_needles_have_the_wanted_margin() -> None:
     pipeline, plain = Pipeline(tiny()), preset("unrounded")
     margins = (-0.5, 0.0, 0.1, 1.0)
     needles = plant(pipeline, margins, seed=1)
@@ -169,10 +171,8 @@ def test_needles_have_the_margin_that_was_asked_for() -> None:
     assert torch.allclose(got, torch.tensor(margins).expand_as(got), atol=1e-4)
     rank = ranks(pipeline, plain, needles)
     assert (rank[:, 0] > 16).all() and (rank[:, 3] <= 16).all()
-    with pytest.raises(ValueError, match="no key scores"):
-        plant(pipeline, (1e6,), seed=1)
-    with pytest.raises(ValueError, match="longer than the 16 keys"):
-        plant(Pipeline(tiny(tokens=40)), margins, seed=1)
+    refuses(ValueError, "no key scores", plant, pipeline, (1e6,), seed=1)
+    refuses(ValueError, "longer than the 16 keys", plant, Pipeline(tiny(tokens=40)), margins, seed=1)
 
 
 def test_draws_are_standard_normal_and_depend_on_every_coordinate() -> None:
@@ -180,32 +180,26 @@ def test_draws_are_standard_normal_and_depend_on_every_coordinate() -> None:
     values = draws.gaussian(3, "kv", 0, row, 64)
     assert abs(float(values.mean())) < 0.01 and abs(float(values.std()) - 1) < 0.01
     assert abs(float((values**4).mean()) - 3) < 0.1
-    for other in (
-        draws.gaussian(4, "kv", 0, row, 64),
-        draws.gaussian(3, "score", 0, row, 64),
-        draws.gaussian(3, "kv", 1, row, 64),
-    ):
-        assert abs(float((values * other).mean())) < 0.01
+    for seed, stream, case in ((4, "kv", 0), (3, "score", 0), (3, "kv", 1)):
+        assert abs(float((values * draws.gaussian(seed, stream, case, row, 64)).mean())) < 0.01
     assert torch.equal(draws.gaussian(3, "kv", 0, row[7:9], 64), values[7:9])
 
 
 @pytest.mark.parametrize(
-    "words, part",
+    "word, sentence",
     [
-        (["fp4"], "expected choice=value"),
-        (["fp5_q=on"], "choice: expected one of"),
-        (["store=fp16"], "store: expected one of bf16, fp8"),
-        (["topk=0"], "topk: expected one of published or a positive integer"),
+        ("fp4", "expected choice=value"),
+        ("fp5_q=on", "choice: expected one of"),
+        ("store=fp16", "store: expected one of bf16, fp8"),
+        ("topk=0", "topk: expected one of published or a positive integer"),
     ],
 )
-def test_a_wrong_choice_is_one_sentence(words: list[str], part: str) -> None:
-    with pytest.raises(ValueError) as error:
-        settings(words)
-    assert part in str(error.value) and "\n" not in str(error.value)
+def test_a_wrong_choice_is_one_sentence(word: str, sentence: str) -> None:
+    refuses(ValueError, rf"^.*{sentence}.*\Z", settings, [word])
 
 
 def test_configurations_mix_and_differ() -> None:
-    start, end = preset("published"), preset("sglang-fp8")
+    start, end = PUBLISHED, preset("sglang-fp8")
     names = differing(start, end)
     assert set(names) == set(end.departures())
     assert mixed(start, end, names) == end and mixed(start, end, []) == start
@@ -214,37 +208,26 @@ def test_configurations_mix_and_differ() -> None:
     assert Configuration({"topk": "7"}).width(512) == 7 and start.width(512) == 512
     for name in PRESETS:
         assert set(differing(preset(name), start)) == set(preset(name).departures())
-    with pytest.raises(ValueError, match="preset: expected one of"):
-        preset("nobody")
+        assert (name == "published") == (not differing(start, preset(name)))
+    refuses(ValueError, "preset: expected one of", preset, "nobody")
 
 
 def test_captured_tensors_take_the_place_of_drawn_ones(tmp_path) -> None:
-    sample = tiny()
-    path = tmp_path / "captured.safetensors"
-    tensors = {"q": samples.projected(sample).to(torch.bfloat16), "gate": sample.gate, "norm": sample.norm}
-    tensors |= {"pooled": samples.pooled(sample), "positions": sample.positions}
-    save_file({name: value.contiguous() for name, value in tensors.items()}, path)
-    found = samples.captured(path, 16, torch.device("cpu"))
+    sample, path = tiny(), tmp_path / "captured.safetensors"
+    found = samples.captured(write_captured(path, sample), 16, CPU)
     for name in ("published", "sglang-fp8"):
         assert torch.equal(Pipeline(found).logits(preset(name)), Pipeline(sample).logits(preset(name)))
-    with pytest.raises(ValueError, match="pooled keys only"):
-        Pipeline(found).logits(preset("published").having(pooling="bf16"))
-    with pytest.raises(ValueError, match="projected queries only"):
-        Pipeline(found).logits(preset("published").having(projection_q="bf16"))
-    save_file({name: value.contiguous() for name, value in tensors.items() if name != "norm"}, path)
-    with pytest.raises(ValueError, match=r"tensor norm \[128\] is missing"):
-        samples.captured(path, 16, torch.device("cpu"))
-    tensors["gate"] = tensors["gate"][:, :5]
-    save_file({name: value.contiguous() for name, value in tensors.items()}, path)
-    with pytest.raises(ValueError, match=r"q must be \[n, H, 128\]"):
-        samples.captured(path, 16, torch.device("cpu"))
+    refuses(ValueError, "pooled keys only", Pipeline(found).logits, PUBLISHED.having(pooling="bf16"))
+    refuses(ValueError, "projected queries only", Pipeline(found).logits, PUBLISHED.having(projection_q="bf16"))
+    for changes, sentence in (
+        ({"norm": None}, r"tensor norm \[128\] is missing"),
+        ({"gate": sample.gate[:, :5]}, r"q must be \[n, H, 128\]"),
+    ):
+        refuses(ValueError, sentence, samples.captured, write_captured(path, sample, **changes), 16, CPU)
     path.write_bytes(b"no tensors")
-    with pytest.raises(ValueError, match="cannot be read as safetensors"):
-        samples.captured(path, 16, torch.device("cpu"))
+    refuses(ValueError, "cannot be read as safetensors", samples.captured, path, 16, CPU)
 
 
 def test_a_data_model_or_length_that_is_unknown_is_refused() -> None:
-    with pytest.raises(ValueError, match="data: expected one of gaussian"):
-        tiny("uniform")
-    with pytest.raises(ValueError, match="at least 4 tokens"):
-        tiny(tokens=3)
+    refuses(ValueError, "data: expected one of gaussian", tiny, "uniform")
+    refuses(ValueError, "at least 4 tokens", tiny, tokens=3)
