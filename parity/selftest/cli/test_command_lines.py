@@ -1,4 +1,7 @@
-"""Every command line of README and docs: all are parsed, and those that take little time are run as they stand."""
+"""The cheap command lines of README and docs run as they stand; commands within sentences have the options they name.
+
+That every line parses is asserted with the other properties of the pages, in `test_docs.py`.
+"""
 
 import argparse
 import json
@@ -14,30 +17,13 @@ import pytest
 from parity.cli.main import COMMANDS, build_parser
 from parity.command import finite
 from parity.selftest.report import example
+from parity.selftest.test_docs import PAGES, commands
 from parity.suite import plugin
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("fixtures/*/README.md")])
-SOURCES = [*PAGES, *sorted(ROOT.glob("examples/*.py"))]
-NAMES = "|".join(COMMANDS)
-LINE = re.compile(rf"^[ $]*(?:[A-Z_]+=\S+ )*((?:python -m )?parity (?:{NAMES})\b.*|pytest .*--parity.*)$")
-INLINE = re.compile(rf"`parity ({NAMES})([^`\n]*)`")
+INLINE = re.compile(rf"`parity ({'|'.join(COMMANDS)})([^`\n]*)`")
 CHEAP = ("list", "run", "merge", "recorded", "report")
-
-
-def command_lines() -> list[str]:
-    """The lines of code blocks, without their comments and what follows a pipe or &&."""
-    found = []
-    for page in SOURCES:
-        for line in page.read_text(encoding="utf-8").splitlines():
-            if match := LINE.match(line):
-                words = shlex.split(match[1].removeprefix("python -m "), comments=True)
-                end = next((at for at, word in enumerate(words) if word in ("&&", "||", "|", ">")), len(words))
-                found.append(shlex.join(words[:end]))
-    return list(dict.fromkeys(found))
-
-
-LINES = command_lines()
+LINES = list(dict.fromkeys(shlex.join(words) for page in PAGES for words in commands(page)))
 
 
 class Options(argparse.ArgumentParser):
@@ -50,21 +36,14 @@ class Options(argparse.ArgumentParser):
         self.add_argument(name, **named)  # type: ignore[arg-type]
 
 
-def test_the_pages_have_command_lines():
-    assert len(LINES) > 30 and {shlex.split(line)[1] for line in LINES} >= {"gate", "run", "mutants", "explain"}
-
-
-@pytest.mark.parametrize("line", LINES)
-def test_a_command_line_parses(line):
-    program, *words = shlex.split(line)
-    if program == "pytest":
-        parser = Options(allow_abbrev=False)
-        plugin.pytest_addoption(parser)  # type: ignore[arg-type]
-        _, rest = parser.parse_known_args(words)
+def test_the_lines_of_pytest_name_options_of_the_plugin():
+    parser = Options(allow_abbrev=False)
+    plugin.pytest_addoption(parser)  # type: ignore[arg-type]
+    lines = [line for line in LINES if line.startswith("pytest")]
+    assert any("--parity-impl" in line for line in lines)
+    for line in lines:
+        _, rest = parser.parse_known_args(shlex.split(line)[1:])
         assert not [word for word in rest if word.startswith("--parity")]
-    else:
-        options, rest = build_parser().parse_known_args(words)
-        assert not rest and options.command == words[0]
 
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:
@@ -77,7 +56,7 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("page", SOURCES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_within_sentences_have_the_options_that_they_name(page):
     (commands,) = (each for each in build_parser()._actions if isinstance(each, argparse._SubParsersAction))
     for name, rest in INLINE.findall(page.read_text(encoding="utf-8")):
@@ -113,7 +92,12 @@ def write_function(folder: Path, options: argparse.Namespace) -> None:
         (folder / options.contract).write_text(f"op = {op!r}\nlayout = {layout!r}\n")
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if shlex.split(line)[1] in CHEAP])
+RECORDED = "parity recorded fixtures/official"
+
+
+@pytest.mark.parametrize(
+    "line", [RECORDED, *(line for line in LINES if line.startswith(tuple(f"parity {name} " for name in CHEAP)))]
+)
 def test_a_cheap_command_line_runs(line, folder):
     words = shlex.split(line)[1:]
     words += ["--device", "cpu"] if words[0] == "run" else []
