@@ -68,6 +68,8 @@ def run_check(
     def fails(case: Any) -> bool:
         key = str(case)
         if key in memory:
+            if memory[key]:  # the last of `bad` is what a reduction has come to, also by a case judged before
+                bad.append(next(pair for pair in bad if str(pair[0]) == key))
             return memory[key]
         now = time.monotonic()
         late = limit is not None and now > limit and len(verdicts) >= LEAST
