@@ -62,7 +62,7 @@ class Pool(AbstractContextManager["Pool"]):
     def __init__(self, workers: int, setup: Job | None = None, environment: Mapping[str, str] | None = None) -> None:
         self.workers, self.setup, self.environment = workers, setup, dict(environment or {})
         self._members: list[_Member] = []
-        self._temporary = tempfile.TemporaryDirectory(prefix="parity-pool-", dir=processes.scratch())
+        self._temporary = tempfile.TemporaryDirectory(prefix=f"parity-pool-{os.getpid()}-", dir=processes.scratch())
         self.folder = self._temporary.name
 
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Any | Lost]]:
