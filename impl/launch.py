@@ -31,11 +31,15 @@ def paged_logits(
     """Run one logits call, or with `weights` None the per-head dots, in one launch.
 
     Returns the result and the configuration used (None when there was nothing to launch). `config` overrides the
-    choice, for tuning. Raises what `check_logits` raises, and Unsupported where the kernels cannot run.
+    choice, for tuning. Raises what `check_logits` raises, ValueError for a table with gaps within a row, and
+    Unsupported where the kernels cannot run.
     """
     shapes = check_logits(
         layout, q, kv_cache, weights, context_lens, block_table, max_context_len, out=out, validate=validate
     )
+    if block_table.shape[1] > 1 and block_table.stride(1) != 1:
+        # The kernels step from page to page of a row by one entry.
+        raise ValueError(f"block_table must be contiguous in its last dimension, got stride {block_table.stride(1)}")
     per_head = weights is None
     if weights is None:
         # Cells past a row's length are no one's result; NaN says so, whatever the buffer held.

@@ -138,6 +138,10 @@ def test_strides(functions, layout):
     out = torch.full((3, 300), 7.0, device=DEVICE)
     assert torch.equal(functions[layout](**far | strided, out=out[:, :192]), wanted)
     assert torch.equal(out[:, :192], wanted) and bool((out[:, 192:] == 7.0).all())
+    if functions is not PATHS:
+        apart = given["block_table"].repeat_interleave(2, dim=1)[:, ::2]
+        with pytest.raises(ValueError, match="block_table must be contiguous in its last dimension, got stride 2"):
+            functions[layout](**given | {"block_table": apart})
 
 
 @of_both
