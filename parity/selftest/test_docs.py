@@ -233,7 +233,8 @@ def path_of_a_case() -> list[str]:
         code = frame.f_code
         given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         values = [result] if event == "return" else [frame.f_locals.get(name) for name in given]
-        if code.co_filename.startswith(f"{ROOT}/") and event in ("call", "return") and any(map(carried, values)):
+        ours = code.co_filename.startswith(tuple(f"{ROOT}/{name}/" for name in ("parity", "impl", "reference")))
+        if ours and event in ("call", "return") and any(map(carried, values)):
             found[Path(code.co_filename).relative_to(ROOT).as_posix()] = None
 
     how = profile("smoke", examples=8)
