@@ -37,7 +37,7 @@ def paged_logits(
     shapes = check_logits(
         layout, q, kv_cache, weights, context_lens, block_table, max_context_len, out=out, validate=validate
     )
-    if block_table.shape[1] > 1 and block_table.stride(1) != 1:
+    if block_table.numel() and block_table.shape[1] > 1 and block_table.stride(1) != 1:
         # The kernels step from page to page of a row by one entry.
         raise ValueError(f"block_table must be contiguous in its last dimension, got stride {block_table.stride(1)}")
     per_head = weights is None
