@@ -58,7 +58,8 @@ class Mode:
         """What the mode promises, in the words of a contract file."""
         scale = {"fp8": "amax", "fp8_pow2": "pow2"}.get(self.format)
         words = {"op": "store", "layout": self.layout, "schedule": self.schedule, "fake_fp4": self.fake_fp4}
-        return words | ({"scale": scale} if scale else {}) | {"mean_order": "halving", "batch_invariant": True}
+        words |= {"scale": scale} if scale else {}
+        return words | {"mean_order": "halving", "batch_invariant": True, "contiguous": ["pooled"]}
 
 
 MODES = tuple(

@@ -171,6 +171,7 @@ class Row:
     arch        the architecture that a kernel was compiled for: the row then judges no results
     kills       of a fault model: rows of the checks that rejected it by evidence
     crashes     of a fault model: sentences on calls that broke down, which reject nothing
+    coverage    what `parity.domain.dimensions.Coverage` counted; a report adds it up by implementation
     facts       further figures of this kind of row, by name
     """
 
@@ -201,6 +202,7 @@ class Row:
     arch: str = ""
     kills: tuple[Row, ...] = ()
     crashes: tuple[str, ...] = ()
+    coverage: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -297,6 +299,10 @@ class Report:
         """The exit code of a command that ends with this report."""
         return {"passed": PASSED, "failed": FAILED}.get(self.verdict, USAGE)
 
+    def _heads(self) -> Iterable[Mapping[str, Any]]:
+        """What the head says of each implementation."""
+        return (self.head.get("implementations") or {}).values()
+
     @property
     def sentence(self) -> str:
         """The verdict in one line, with counts."""
@@ -310,6 +316,11 @@ class Report:
         parts += [f"{compiled} compiled"] if compiled else []
         parts += [f"{count} {status}" for status, count in counts.items() if count and status is not Status.PASSED]
         parts += [self.partial] if self.partial else []
+        within = [words for found in self._heads() if (words := found.get("restrictions"))]
+        if len(within) == 1:
+            parts += [f"within {plural(len(within[0]), 'restriction')} of its contract"]
+        elif within:
+            parts += [f"within the restrictions of {len(within)} contracts"]
         return f"parity {self.verdict}: " + ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
@@ -318,7 +329,7 @@ class Report:
         found |= {"sentence": self.sentence, **self.head}
         found |= {"partial": self.partial} if self.partial else {}
         found |= {"runs": list(self.runs)} if self.runs else {}
-        return found | {"rows": [row.to_json() for row in self.rows]}
+        return found | {"rows": [dataclasses.replace(row, coverage={}).to_json() for row in self.rows]}
 
     @classmethod
     def from_json(cls, given: Any, kind: str = GATE) -> Self:

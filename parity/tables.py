@@ -116,6 +116,31 @@ def reasons(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def coverage(report: Report) -> list[str]:
+    """What was judged of each operation's domain and what was not; implementations with the same answer share lines."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for name, found in (report.head.get("coverage") or {}).items():
+        (reached, every), (met, pairs) = found["buckets"], found["pairs_met"]
+        judged = "; ".join(f"{dimension} {text}" for dimension, text in found["judged"].items())
+        judged += f" ({reached} of {every} buckets, {met} of {pairs} pairs)"
+        left = "; ".join(f"{dimension} {text}" for dimension, text in found["not_judged"].items())
+        left += f" ({found['why']})" if found["why"] and left else ""
+        alike.setdefault((found["op"], judged, left), []).append(name)
+    lines = []
+    restricted: dict[tuple[str, ...], list[str]] = {}
+    for name, found in (report.head.get("implementations") or {}).items():
+        restricted.setdefault(tuple(found.get("restrictions") or ()), []).append(name)
+    lines += [
+        f"restricted by contract, for {', '.join(names)}: {', '.join(words)}"
+        for words, names in restricted.items()
+        if words
+    ]
+    for (op, judged, left), names in alike.items():
+        lines.append(f"judged of {op}, for {', '.join(names)}: {judged}")
+        lines += [f"not judged: {left}"] if left else []
+    return lines
+
+
 def rejection(row: Row) -> str:
     """A rejection in a few lines: which check, what it saw, how to repeat it."""
     said = row.text.strip().splitlines()
@@ -144,6 +169,7 @@ def text(report: Report) -> str:
     parts += [rejection(row) for row in found[:SHOWN]]
     parts += [f"... and {plural(len(found) - SHOWN, 'more rejection')}, see --json"] if len(found) > SHOWN else []
     parts.append("\n".join(reasons(report.rows)))
+    parts.append("\n".join(coverage(report)))
     return "\n\n".join(filter(None, parts))
 
 

@@ -6,9 +6,10 @@ import enum
 
 LEVELS = ("layout", "rounding", "bits", "selection", "invariance", "semantics", "resources")
 """The levels of the suite, in the order of their questions."""
-GOLDEN, FAULTS = "golden", "faults"
-"""Levels that a gate adds: its golden tensors, and the fault models that the suite must reject."""
-REPORTED = (*LEVELS, GOLDEN, FAULTS)
+COVERAGE, GOLDEN, FAULTS = "coverage", "golden", "faults"
+"""Levels that a gate adds: what the suite did not look at, its golden tensors, and the fault models that it must
+reject."""
+REPORTED = (*LEVELS, COVERAGE, GOLDEN, FAULTS)
 """Levels in the order of a report."""
 REFERENCE, SUITE = "reference", "suite"
 """Who a golden's own rows belong to, and who the rows of the framework itself."""
@@ -20,6 +21,7 @@ class Status(enum.StrEnum):
     PASSED = "passed"  # judged, nothing wrong
     FAILED = "failed"  # judged, wrong
     VACUOUS = "vacuous"  # nothing wrong, but the data could not have shown a fault
+    INCOMPLETE = "incomplete"  # nothing wrong, but parts of the domain that were promised were not judged
     UNSUPPORTED = "unsupported"  # the contract or the hardware lacks what the check needs
     NOT_RUN = "not run"  # left out for a named reason
     ERROR = "error"  # a crash, a time-out or a refused call
@@ -27,7 +29,7 @@ class Status(enum.StrEnum):
     @property
     def counts_against(self) -> bool:
         """Whether a gate that sees it must exit 1."""
-        return self in (Status.FAILED, Status.VACUOUS, Status.ERROR)
+        return self in (Status.FAILED, Status.VACUOUS, Status.INCOMPLETE, Status.ERROR)
 
     @property
     def judged(self) -> bool:
@@ -35,9 +37,15 @@ class Status(enum.StrEnum):
         return self in (Status.PASSED, Status.FAILED, Status.VACUOUS)
 
 
-SEVERITY = (Status.ERROR, Status.FAILED, Status.VACUOUS, Status.NOT_RUN, Status.UNSUPPORTED, Status.PASSED)
+SEVERITY = (
+    *(Status.ERROR, Status.FAILED, Status.VACUOUS, Status.INCOMPLETE),
+    *(Status.NOT_RUN, Status.UNSUPPORTED, Status.PASSED),
+)
 """Worst first: the order in which rejections are shown."""
-PRECEDENCE = (Status.ERROR, Status.FAILED, Status.VACUOUS, Status.PASSED, Status.NOT_RUN, Status.UNSUPPORTED)
+PRECEDENCE = (
+    *(Status.ERROR, Status.FAILED, Status.VACUOUS, Status.INCOMPLETE, Status.PASSED),
+    *(Status.NOT_RUN, Status.UNSUPPORTED),
+)
 """Which status stands for several: a rejection wins, then what was judged over what was not."""
 
 
@@ -63,7 +71,8 @@ PASSED, FAILED, USAGE = 0, 1, 2
 """Exit codes of every command: passed; parity failed; usage, environment, or nothing judged."""
 
 PROFILES: dict[str, dict[str, int | float | bool]] = {
-    "smoke": {"examples": 24, "shrink_seconds": 5.0, "reduce_calls": 100, "case_seconds": 30.0, "large": False},
+    "smoke": {"examples": 24, "shrink_seconds": 5.0, "reduce_calls": 100, "case_seconds": 30.0}
+    | {"large": False, "far": False},
     "ci": {"examples": 210, "shrink_seconds": 12.0, "reduce_calls": 300, "case_seconds": 60.0},
     "nightly": {"examples": 2100, "shrink_seconds": 60.0, "reduce_calls": 2000, "case_seconds": 120.0}
     | {"derandomised": False, "database": True},

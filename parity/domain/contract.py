@@ -23,6 +23,10 @@ NONFINITE = ("propagate", "unspecified")
 CONVERSIONS = ("nearest", "truncate")
 SCHEDULES = ("fused", "published")
 SCALES = ("amax", "pow2")
+LENGTHS = ("any", "ascending")
+TABLE_TAILS = ("any", "valid")
+TIES = ("stable", "any")
+CLEAN = ("any", "never", "always")
 MEAN_ORDERS = ("any", "halving")
 DTYPES = {
     "float32": torch.float32,
@@ -32,6 +36,12 @@ DTYPES = {
     "fp16": torch.float16,
     "float16": torch.float16,
 }
+RESTRICTIONS = (
+    *("heads", "next_n", "k", "lengths", "max_rows", "min_pages", "page_gap", "width_multiple", "table_tail"),
+    *("contiguous", "storage_offset", "singleton_strides", "clean_logits", "ties", "graph", "nonfinite", "tail"),
+    "flush_to_zero",
+)
+"""Keys that narrow what is drawn or asked; the others say how results are rounded."""
 _DTYPE_KEYS = ("operand_dtype", "dot_dtype", "product_dtype", "sum_unit", "out_dtype")
 
 
@@ -58,7 +68,19 @@ class Contract:
     batch_invariant    a row's bits do not depend on the other rows or on the table's width
     flush_to_zero      subnormal results may become zero (subnormal operands are then not drawn)
     devices            where it runs: "cpu", "cuda", "sm_90", ...
-    heads              head counts it takes (empty: any)
+    heads, next_n, k   the head counts, rows per request and numbers of slots that it takes (empty: any)
+    lengths            "ascending": the rows of a request have ascending context lengths
+    max_rows           most rows of a call (None: any number)
+    min_pages          least columns of the block table
+    page_gap           False: pages lie one behind the other
+    width_multiple     what divides the columns of the logits
+    table_tail         "valid": the table names pages of the pool also past a request's last one
+    contiguous         operands, as case strings name them, that have no gaps between their rows
+    storage_offset     False: every operand begins where its storage does
+    singleton_strides  False: axes of size one have the strides that torch gives them
+    clean_logits       "never" or "always": the values of the argument that it takes
+    ties               "any": which of equal scores is chosen may change from run to run
+    graph              False: it cannot be captured in a CUDA graph
     schedule           of a store: "fused" (float32 up to its one rounding) or "published" (a bf16 rounding after
                        pooling, norm, rotary and Hadamard)
     scale              of a store of fp8 pages: "amax" (max(amax, 1e-4) / 448) or "pow2" (that, rounded up to a power of
@@ -88,6 +110,20 @@ class Contract:
     flush_to_zero: bool = False
     devices: tuple[str, ...] = ("cpu", "cuda")
     heads: tuple[int, ...] = ()
+    next_n: tuple[int, ...] = ()
+    k: tuple[int, ...] = ()
+    lengths: str = "any"
+    max_rows: int | None = None
+    min_pages: int = 0
+    page_gap: bool = True
+    width_multiple: int = 1
+    table_tail: str = "any"
+    contiguous: tuple[str, ...] = ()
+    storage_offset: bool = True
+    singleton_strides: bool = True
+    clean_logits: str = "any"
+    ties: str = "stable"
+    graph: bool = True
     schedule: str = "fused"
     scale: str = "amax"
     fake_fp4: bool = False
@@ -106,6 +142,17 @@ class Contract:
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("scale", self.scale, SCALES)
         _one_of("mean_order", self.mean_order, MEAN_ORDERS)
+        _one_of("lengths", self.lengths, LENGTHS)
+        _one_of("table_tail", self.table_tail, TABLE_TAILS)
+        _one_of("ties", self.ties, TIES)
+        _one_of("clean_logits", self.clean_logits, CLEAN)
+        for key, least in (("max_rows", 1), ("min_pages", 0), ("width_multiple", 1)):
+            value = getattr(self, key)
+            if value is not None and (type(value) is not int or value < least):
+                raise ValueError(f"contract key '{key}' must be an integer of at least {least}, got {value!r}")
+        for key in ("next_n", "k"):
+            if any(value < 1 for value in getattr(self, key)):
+                raise ValueError(f"contract key '{key}' must list integers of at least 1, got {getattr(self, key)}")
         for key, named in (("schedule_meta", self.schedule_meta), ("dots", self.dots)):
             if named is not None and (not isinstance(named, str) or ":" not in named):
                 raise ValueError(f"contract key '{key}' must be module:function or file.py:function, got {named!r}")
@@ -170,10 +217,11 @@ class Contract:
         for key in _DTYPE_KEYS:
             if key in values:
                 values[key] = _dtype(key, values[key])
-        for key in ("batch_invariant", "flush_to_zero", "fake_fp4"):
+        flags = ("page_gap", "storage_offset", "singleton_strides", "graph")
+        for key in ("batch_invariant", "flush_to_zero", "fake_fp4", *flags):
             if key in values and not isinstance(values[key], bool):
                 raise TypeError(f"contract key '{key}' must be true or false, got {values[key]!r}")
-        for key, kind in (("devices", str), ("heads", int)):
+        for key, kind in (("devices", str), ("heads", int), ("next_n", int), ("k", int), ("contiguous", str)):
             if key in values:
                 values[key] = _tuple_of(key, values[key], kind)
         pages = values.get("layout", "")
@@ -213,6 +261,14 @@ class Contract:
             return "ieee float32"
         state = "verified" if self.dot_verified else "bound only, assumed" if self.assumed else "bound only"
         return f"{self.arithmetic_name}, {state}"
+
+    @property
+    def restrictions(self) -> tuple[str, ...]:
+        """What it takes less than any legal input, as `key = value`; a verdict is passed within these."""
+        usual = {field.name: field.default for field in dataclasses.fields(self)}
+        return tuple(
+            f"{key} = {_written(getattr(self, key))}" for key in RESTRICTIONS if getattr(self, key) != usual[key]
+        )
 
     @property
     def coarse(self) -> str | None:
@@ -269,6 +325,13 @@ def _dtype(key: str, value: Any) -> torch.dtype | None:
     if value not in DTYPES:
         raise ValueError(f"contract key '{key}' must be float32, bf16 or fp16, got {value!r}")
     return DTYPES[value]
+
+
+def _written(value: Any) -> str:
+    """A value as TOML has it."""
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_written, value)) + "]"
+    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def _one_of(key: str, value: Any, allowed: tuple[str, ...]) -> None:

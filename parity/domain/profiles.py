@@ -25,6 +25,7 @@ class Profile:
     shrink_seconds  for Hypothesis to shrink a failure; `reduce_calls` for the reducer of cases after it
     case_seconds    time-out of one case in a worker
     large           draw real shapes where the device can compute them
+    far             go to the ends of every dimension
     seconds         budget of the whole session (None: no limit), spread over checks like the examples
     """
 
@@ -36,6 +37,7 @@ class Profile:
     derandomised: bool = True
     database: bool = False
     large: bool = True
+    far: bool = True
     seconds: float | None = None
     seed: int = 0
     verbose: bool = False

@@ -86,6 +86,8 @@ def gate(options: Options) -> int:
         run_parts(options, session, golden, rows)
     except KeyboardInterrupt as end:
         unfinished = f"{str(end) or 'interrupted'} before everything was judged"
+    head["coverage"], broken = session.coverage(rows)
+    rows += broken if not unfinished else []
     head["duration"] = round(time.time() - started, 1)
     report = Report(tuple(rows), head=head, partial=unfinished)
     print(f"\n{tables.text(report)}", flush=True)

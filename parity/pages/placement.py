@@ -10,6 +10,7 @@ from parity.pages.counter import mix_int
 from parity.pages.layout import PAGE
 
 MAX_ID = 1 << 20  # request and row identifiers are below it
+MAX_PAGE = (1 << 25) - 1  # the largest page whose slots have numbers of 31 bits
 SHARED = MAX_ID  # owner of the pages below `prefix`
 HUGE_PAGE = 0x7FFFFF00  # far outside every pool, yet its byte offset fits in 64 bits at any page stride
 
@@ -35,7 +36,11 @@ class Paged(Protocol):
     @property
     def alias(self) -> str: ...
     @property
+    def period(self) -> int: ...
+    @property
     def spare(self) -> int: ...
+    @property
+    def base(self) -> int: ...
     @property
     def perm(self) -> int: ...
     @property
@@ -50,7 +55,7 @@ class Placement:
 
     lengths [B, next_n]; needed [B] pages per request. Each reference i is one table entry: ref_request[i], ref_page[i],
     and ref_used[i] from 0 to U-1. owner, page [U] name a used page's content, visible [U] how many of its leading slots
-    some row may read. physical [U + spare] are page numbers in the pool, the used pages first.
+    some row may read. physical [U + spare] are page numbers in the pool, base and up, the used pages first.
     """
 
     lengths: np.ndarray
@@ -62,6 +67,7 @@ class Placement:
     page: np.ndarray
     visible: np.ndarray
     physical: np.ndarray
+    base: int
 
     @property
     def used(self) -> int:
@@ -71,12 +77,12 @@ class Placement:
     @property
     def pool_pages(self) -> int:
         """Pages of the pool."""
-        return len(self.physical)
+        return self.base + len(self.physical)
 
     @property
     def canary_page(self) -> int | None:
         """The physical page that no row may read and that looks valid, if the pool has a spare page."""
-        return int(self.physical[self.used]) if self.pool_pages > self.used else None
+        return int(self.physical[self.used]) if len(self.physical) > self.used else None
 
 
 @lru_cache(maxsize=16)
@@ -90,7 +96,7 @@ def place(case: Paged) -> Placement:
     first = np.cumsum(needed) - needed
     ref_page = np.arange(total, dtype=np.int64) - first[ref_request]
     requests = ids_of(case.request_ids, case.requests)
-    page = ref_page if case.page_ids is None else np.array(case.page_ids, dtype=np.int64)[ref_page]
+    page = contents_of(case, int(needed.max(initial=0)))[ref_page]
     owner = np.where(page < case.prefix, SHARED, requests[ref_request])
     if case.alias == "shared":
         names, ref_used = np.unique((owner << 32) | page, return_inverse=True)
@@ -100,8 +106,8 @@ def place(case: Paged) -> Placement:
         ref_used = np.arange(total, dtype=np.int64)
     visible = np.zeros(len(owner), dtype=np.int64)
     np.maximum.at(visible, ref_used, np.minimum(PAGE, longest[ref_request] - PAGE * ref_page))
-    physical = shuffled(len(owner) + case.spare, case.perm)
-    return Placement(lengths, needed, ref_request, ref_page, ref_used, owner, page, visible, physical)
+    physical = case.base + shuffled(len(owner) + case.spare, case.perm)
+    return Placement(lengths, needed, ref_request, ref_page, ref_used, owner, page, visible, physical, case.base)
 
 
 def count_pages(case: Paged) -> tuple[int, int]:
@@ -116,7 +122,7 @@ def count_pages(case: Paged) -> tuple[int, int]:
     order = np.lexsort((needed, ids_of(case.request_ids, case.requests)))
     ids = ids_of(case.request_ids, case.requests)[order]
     longest = needed[order][np.append(ids[1:] != ids[:-1], True)] if case.requests else needed
-    names = ids_of(None if case.page_ids is None else case.page_ids[:most], most)
+    names = contents_of(case, most)
     first = np.zeros(most, dtype=bool)
     first[np.unique(names, return_index=True)[1]] = True
     own = np.append(0, np.cumsum(first & (names >= case.prefix)))
@@ -127,6 +133,16 @@ def placement_bytes(case: Paged) -> int:
     """About how many bytes the arrays of `place` and of `block_table` take at their peak."""
     references, used = count_pages(case)
     return 80 * references + 40 * (used + case.spare) + 8 * case.requests * (case.next_n + case.table_width)
+
+
+def contents_of(case: Paged, pages: int) -> np.ndarray:
+    """What names the content of the first `pages` logical pages of a request, int64: `page_ids`, again after `period`;
+    0 for pages past those named."""
+    place = np.arange(pages, dtype=np.int64) % (case.period or max(1, pages))
+    if case.page_ids is None:
+        return place
+    named = np.array(case.page_ids, dtype=np.int64)
+    return np.where(place < len(named), named[np.minimum(place, len(named) - 1)], 0) if len(named) else place * 0
 
 
 def ids_of(ids: tuple[int, ...] | None, count: int) -> np.ndarray:

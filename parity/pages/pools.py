@@ -1,6 +1,7 @@
 """The paged cache of a case: pages drawn where the placement puts them, poison everywhere that no row may read."""
 
 import mmap
+import sys
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -15,8 +16,11 @@ from parity.vocabulary import TooLarge
 
 Windows = tuple[tuple[int, int], ...]
 
+NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # Python before 3.12 lacks it
 LAZY_BYTES = 1 << 28  # a CPU pool above this is mapped lazily and poisoned around the pages in use only
 ADDRESSES = 1 << 47  # what a process can map: of a larger pool every byte counts, so that it is refused
+OFFSET_BYTES = 17 << 8  # what the storage of an offset pool holds before its first page
+LAZY_BASE = 1 << 22  # so it is above so many bytes that stand before the first page in use
 CHUNK_ELEMENTS = 1 << 23  # drawn at a time; the largest temporary is int64 [elements / 64] or int32 [elements]
 
 
@@ -35,26 +39,32 @@ class Stored(Paged, Protocol):
     def poison(self) -> str: ...
     @property
     def gap(self) -> int: ...
+    @property
+    def offsets(self) -> tuple[str, ...]: ...
 
 
-def build_pool(case: Stored, plan: Placement, device: torch.device) -> tuple[Tensor, Windows | None]:
-    """The pool uint8 [pages, page stride], and the byte windows in use when it is mapped lazily."""
+def build_pool(case: Stored, plan: Placement, device: torch.device) -> tuple[Tensor, Windows | None, Tensor]:
+    """The pool uint8 [pages, page stride]; the byte windows of its storage in use when it is mapped lazily; its storage
+    uint8 [bytes], which begins before it where the case says so."""
     layout = find(case.layout)
     size, stride = layout.page_bytes, layout.page_bytes + case.gap
-    lazy = device.type == "cpu" and plan.pool_pages * stride > LAZY_BYTES
+    before = OFFSET_BYTES if "pool" in case.offsets else 0
+    total = plan.pool_pages * stride
+    lazy = device.type == "cpu" and (total > LAZY_BYTES or case.base * stride > LAZY_BASE)
     if lazy:
-        pool = torch.frombuffer(lazy_buffer(plan.pool_pages * stride), dtype=torch.uint8)
-        pool = pool.view(plan.pool_pages, stride)
+        storage = torch.frombuffer(lazy_buffer(before + total), dtype=torch.uint8)
     else:
-        pool = torch.empty(plan.pool_pages, stride, dtype=torch.uint8, device=device)
+        storage = torch.empty(before + total, dtype=torch.uint8, device=device)
+        storage[:before] = POISON[case.poison]
+    pool = storage[before:].view(plan.pool_pages, stride)
     pattern = layout.poison_page(case.poison, device)
     spare = plan.physical[plan.used :]
     windows = None
     if lazy:
-        windows = windows_around((_touched(plan) * stride).tolist(), size, plan.pool_pages * stride)
-        flat = pool.view(-1)
+        windows = windows_around((_touched(plan) * stride).tolist(), size, total)
+        windows = tuple((before + start, before + stop) for start, stop in windows)
         for start, stop in windows:
-            flat[start:stop] = POISON[case.poison]
+            storage[start:stop] = POISON[case.poison]
         spare = spare[np.isin(spare, _touched(plan))]
         pool[torch.from_numpy(spare), :size] = pattern
     else:
@@ -76,14 +86,14 @@ def build_pool(case: Stored, plan: Placement, device: torch.device) -> tuple[Ten
     for at in range(0, len(spare), step):
         chosen = spare[at : at + step]
         pages[torch.from_numpy(chosen).to(device)] = _canary_pages(case, chosen, device)
-    return pool, windows
+    return pool, windows, storage
 
 
 def pool_bytes(case: Stored, used: int, device: torch.device) -> int:
     """At most how many bytes of the pool `build_pool` writes, with `used` pages in use: of a lazy one the windows."""
     size = find(case.layout).page_bytes
-    pages, stride = used + case.spare, size + case.gap
-    if device.type != "cpu" or pages * stride <= LAZY_BYTES:
+    pages, stride = case.base + used + case.spare, size + case.gap
+    if device.type != "cpu" or (pages * stride <= LAZY_BYTES and case.base * stride <= LAZY_BASE):
         return pages * stride
     touched = min(3 * (used + 1), pages)  # with their neighbours, whose windows meet where the gap is small
     return windows_bytes(min(touched * 3 * size, (used + 1) * (2 * stride + 3 * size)), pages * stride)
@@ -96,6 +106,11 @@ def windows_bytes(near: int, total: int) -> int:
 
 def _draw_pages(case: Stored, owner: np.ndarray, page: np.ndarray, device: torch.device) -> Tensor:
     layout = find(case.layout)
+    if case.period:  # copies of a page are drawn once
+        contents, copies = np.unique((owner << 32) | page, return_inverse=True)
+        if len(contents) < len(owner):
+            once = _draw_pages(case, contents >> 32, contents & 0xFFFFFFFF, device)
+            return once[torch.from_numpy(copies.reshape(-1)).to(device)]
     owners, pages = torch.from_numpy(owner).to(device), torch.from_numpy(page).to(device)
     keys = values.draw_keys(case.data, case.layout, case.seed, owners, pages)
     if case.only_keys is not None:
@@ -149,7 +164,7 @@ def lazy_buffer(size: int) -> mmap.mmap:
     """Anonymous zero pages that take memory only once written. TooLarge where there are not that many addresses."""
     named = {}
     if hasattr(mmap, "MAP_PRIVATE"):  # Windows commits the whole pool, and has no other kind
-        named["flags"] = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        named["flags"] = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
     try:
         return mmap.mmap(-1, size, **named)
     except (OSError, OverflowError) as error:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from parity.domain.dimensions import Domain
 from parity.domain.fields import OLD_VERSION, CaseString, split_words
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Operation:
     implementations  (device) -> built-in implementations by name, in the order of the report
     faults           () -> fault models
     staged           (layout, extra, change) -> the correct staged implementation, with steps replaced
+    domain           () -> the dimensions of its cases, how far checks go in them, and how a contract narrows them
     """
 
     name: str
@@ -100,6 +102,7 @@ class Operation:
     implementations: Callable[[torch.device], Mapping[str, Implementation]] = lambda device: {}
     faults: Callable[[], Sequence[Any]] = _nothing
     staged: Callable[..., Callable[..., Any]] | None = None
+    domain: Callable[[], Domain] = Domain
     hooks: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
 
     def hook(self, name: str) -> Any:

@@ -16,7 +16,7 @@ import pytest
 from parity import tables
 from parity.command import write_json
 from parity.results import Report, Row
-from parity.vocabulary import ARITHMETIC, DEVICES, LEVELS, PROFILES, USAGE, Grounds, Status
+from parity.vocabulary import ARITHMETIC, DEVICES, FAILED, LEVELS, PROFILES, USAGE, Grounds, Status
 
 SUITE = Path(__file__).resolve().parents[1] / "suite"
 ROW = "parity"  # name of the user property that carries a row from a worker to the controller
@@ -37,6 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     option("contract", "FILE", "TOML file with what it promises")
     option("device", "DEVICE", "auto (default), cpu or cuda", choices=DEVICES)
     option("require-device", "DEVICE", "refuse to run without it: cpu or cuda", choices=DEVICES[1:])
+    parser.addini("parity_profile", "the profile where --parity-profile names none", default="ci")
     option("profile", "NAME", "how much is drawn: smoke, ci (default), nightly or debug", choices=tuple(PROFILES))
     option("seed", "N", "seed of the cases (default: 0; random in nightly)", type=int)
     option("seconds", "S", "time for drawing cases in the whole session; checks get their shares of it", type=float)
@@ -104,7 +105,7 @@ def _open(config: pytest.Config) -> Any:
             contract=options.parity_contract,
             device=device.choose(options.parity_device or "auto", options.parity_require_device, "--parity-device"),
             profile=profile(
-                options.parity_profile or "ci",
+                options.parity_profile or config.getini("parity_profile"),
                 seed=worker.get("parity_seed", options.parity_seed),
                 seconds=options.parity_seconds,
                 examples=options.parity_examples,
@@ -215,8 +216,11 @@ class Reporter:
             self.folder.cleanup()
         if not self.reports_here:
             return
-        if self.rows and exitstatus == 0 and not any(row.status.judged for row in self.rows):
-            session.exitstatus = USAGE  # nothing was judged, which must not look like success
+        if self.rows and exitstatus == 0:
+            if not any(row.status.judged for row in self.rows):
+                session.exitstatus = USAGE  # nothing was judged, which must not look like success
+            elif self.session.coverage(self.rows)[1]:
+                session.exitstatus = FAILED
         if self.config.option.parity_json:
             write_json(self.config.option.parity_json, self.report().to_json())
 
@@ -224,11 +228,18 @@ class Reporter:
         """What was found, under the session's head."""
         started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started))
         head = {**self.session.describe(), "started": started, "duration": round(time.time() - self.started, 1)}
-        return Report(tuple(self.rows), head=head)
+        head["coverage"], broken = self.session.coverage(self.rows)
+        return Report((*self.rows, *broken), head=head)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if not self.rows:
             return
         terminalreporter.section("parity")
-        for line in (tables.table(self.rows), *tables.reasons(self.rows), self.report().sentence):
+        report = self.report()
+        for line in (
+            tables.table(report.rows),
+            *tables.reasons(report.rows),
+            *tables.coverage(report),
+            report.sentence,
+        ):
             terminalreporter.write_line(line)

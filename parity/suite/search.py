@@ -58,7 +58,8 @@ def run_check(
     reason = impl.absent or check.needs(impl, runner.device)
     if reason:
         return Finding(Verdict(Status.NOT_RUN, check.level, check.name, message=reason), 0)
-    strategy = check.strategy(impl, profile, runner.device)
+    domain = impl.operation.domain()
+    strategy = check.strategy(impl, profile, runner.device).map(lambda case: domain.fit(case, impl.contract))
     verdicts: list[Verdict] = []
     memory: dict[str, bool] = {}
     bad: list[tuple[Any, Verdict]] = []

@@ -1,12 +1,13 @@
 """One session of the suite: who is judged under which profile, in whichever process it lives."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from parity.domain.profiles import Profile
+from parity.domain.dimensions import Coverage
+from parity.domain.profiles import PROFILES, Profile
 from parity.ops.check import Check, checks_of
 from parity.results import Row, Verdict
 from parity.run import registry
@@ -18,7 +19,7 @@ from parity.run.worker import runner_for
 from parity.suite.clock import Clock
 from parity.suite.search import Finding, run_check
 from parity.tensorcore.verification import Verification, verify_models, with_verified_dot
-from parity.vocabulary import LEVELS, Status
+from parity.vocabulary import COVERAGE, LEVELS, Status
 
 
 @dataclass
@@ -52,10 +53,16 @@ class Session:
             return row(impl, check, absent(impl, check))
         weight = check.weight(impl, self.device)
         seconds = self.clock.share(weight, total) if self.clock is not None else None
-        finding = run_check(check, self.runner(impl), self.profile, seconds=seconds)
+        counted = Coverage(impl.operation.domain().dimensions)
+
+        def count(case: Any, verdict: Verdict) -> None:
+            if verdict.status.judged and verdict.cells:
+                counted.add(case)
+
+        finding = run_check(check, self.runner(impl), self.profile, seconds=seconds, note=count)
         if self.clock is not None:
             self.clock.end(weight)
-        return row(impl, check, finding)
+        return replace(row(impl, check, finding), coverage=counted.to_json())
 
     def header(self) -> list[str]:
         """The lines that say what is judged, where and how."""
@@ -89,10 +96,46 @@ class Session:
                     "layout": impl.layout or None,
                     "dot": impl.arithmetic,
                     "absent": impl.absent,
+                    "restrictions": list(impl.contract.restrictions),
                 }
                 for impl in self.implementations.values()
             },
         }
+
+    def coverage(self, rows: Sequence[Row]) -> tuple[dict[str, Any], list[Row]]:
+        """(what was judged of each implementation's domain, by its name; a row for each promise that was not kept).
+
+        Who failed was not drawn to the end, and whoever asked for other numbers of examples was promised nothing."""
+        found, broken = {}, []
+        usual = self.clock is None and self.profile.examples == PROFILES[self.profile.name].examples
+        for impl in self.implementations.values():
+            domain = impl.operation.domain()
+            mine = [row for row in rows if row.implementation == impl.name and row.level in LEVELS]
+            counted = Coverage(domain.dimensions)
+            for row in mine:
+                if row.coverage:
+                    counted.merge(Coverage.from_json(row.coverage, domain.dimensions))
+            if not counted.reached:
+                continue
+            promised, why = domain.promise(impl, self.profile, self.device)
+            why = ", ".join(filter(None, (why, "its contract" if impl.contract.restrictions else "")))
+            found[impl.name] = {"op": impl.op, **counted.facts(promised), "why": why}
+            missed = counted.missed(promised)
+            whole = {row.check for row in mine} >= {check.name for check in checks_of(impl.operation)}
+            if missed and usual and whole and not any(row.status.counts_against for row in mine):
+                text = "; ".join(f"{name} {', '.join(buckets)}" for name, buckets in missed.items())
+                broken.append(
+                    Row(
+                        impl.name,
+                        COVERAGE,
+                        "buckets",
+                        Status.INCOMPLETE,
+                        op=impl.op,
+                        layout=impl.layout or None,
+                        message=f"promised, but judged in no example: {text}",
+                    )
+                )
+        return found, broken
 
     def close(self) -> None:
         """Stop worker processes."""

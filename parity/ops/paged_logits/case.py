@@ -14,6 +14,7 @@ from parity.pages.keys import CLASSES
 
 HEADS = (8, 16, 32, 64)
 STRIDES = ("lens", "q", "table", "weights")
+OFFSETS = (*STRIDES[:1], "pool", *STRIDES[1:])
 DATA = tuple(CLASSES)
 
 
@@ -29,6 +30,7 @@ class Case(PagedCase):
     data: str = choice("exact", DATA, "data class, see below")
     gap: int = integer(0, 0, MAX_GAP, "bytes between pages", multiple=16)
     strides: tuple[str, ...] = subset(STRIDES, "operands that are views with gaps between rows")
+    offsets: tuple[str, ...] = subset(OFFSETS, "operands that begin some way into their storage")
     only_heads: tuple[int, ...] | None = number_list(
         None, 127, "the other heads have weight zero (used by the reducer)", rising=True
     )

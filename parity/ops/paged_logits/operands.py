@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from parity.ops.paged_logits.case import Case
-from parity.ops.shared.operands import Stored, build_lens_and_table, names_of
+from parity.ops.shared.operands import Stored, build_lens_and_table, lodged, names_of, with_singletons
 from parity.pages import placement, pools, values
 from parity.pages.layout import DIM, find
 from parity.pages.pools import build_pool, pool_bytes
@@ -50,15 +50,14 @@ def build_logits(case: Case, device: str | torch.device = "cpu") -> Operands:
     storages: dict[str, Tensor] = {}
     q = _build_queries(case, device, storages)
     weights = _build_weights(case, device, storages)
-    pool, windows = build_pool(case, plan, device)
-    storages["pool"] = pool
+    pool, windows, storages["pool"] = build_pool(case, plan, device)
     lens, table = build_lens_and_table(case, plan, device, storages)
     return Operands(
         case,
         plan,
         storages,
         q,
-        find(case.layout).cache_view(pool),
+        with_singletons(find(case.layout).cache_view(pool), case),
         weights,
         lens,
         table,
@@ -86,10 +85,11 @@ def _build_queries(case: Case, device: torch.device, storages: dict[str, Tensor]
         base = base.repeat_interleave(dtype.itemsize, -1).view(dtype)
         view = base[:, : shape[1], : shape[2], :DIM]
         view.view(torch.uint8).copy_(q.view(torch.uint8))
-        storages["q"] = base
-        return view
-    storages["q"] = q
-    return q
+        q = view
+    else:
+        base = q
+    storages["q"] = base
+    return lodged("q", q, case, storages)
 
 
 def _build_weights(case: Case, device: torch.device, storages: dict[str, Tensor]) -> Tensor:
@@ -103,7 +103,8 @@ def _build_weights(case: Case, device: torch.device, storages: dict[str, Tensor]
         base = torch.full((case.rows, case.heads + 4), torch.nan, device=device)
         view = base[:, : case.heads]
         view.copy_(weights)
-        storages["weights"] = base
-        return view
-    storages["weights"] = weights
-    return weights
+        weights = view
+    else:
+        base = weights
+    storages["weights"] = base
+    return lodged("weights", weights, case, storages)

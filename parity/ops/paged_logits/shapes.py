@@ -9,10 +9,14 @@ from hypothesis import strategies as st
 from parity.domain.draws import mostly
 from parity.domain.notation import causal_lengths
 from parity.domain.profiles import Profile
+from parity.ops.paged_logits import stretch
 from parity.ops.paged_logits.case import HEADS, Case
+from parity.ops.paged_logits.domain import reach
 from parity.ops.paged_logits.strategies import paged_cases
 from parity.ops.shared.case import POISONS, TAILS
+from parity.ops.shared.domain import LONGEST
 from parity.ops.shared.strategies import SEEDS
+from parity.ops.shared.stretch import stretched
 from parity.pages.layout import PAGE
 from parity.pages.placement import MAX_ID
 from parity.run.implementation import Implementation
@@ -20,14 +24,14 @@ from parity.run.implementation import Implementation
 TALL = (8, 20)
 """Rows of a short prefill."""
 
-LONGEST = 1 << 18
-"""Largest context length drawn, in compressed keys: a prompt of a million tokens."""
-
 POOL_KEYS = 1 << 20
 """Distinct keys in a drawn case of real shape: at most 256 MiB of bf16 pages."""
 
 MOST_KEYS = 1 << 22
 """Distinct keys of the largest listed case: 1 GiB of bf16 pages."""
+
+FAR_EVERY = 8
+"""One case in so many goes far in one dimension."""
 
 REAL_EVERY = 16
 """One case in so many has a real shape, where the device can compute them: it costs as much as dozens of small ones."""
@@ -60,11 +64,20 @@ def small(impl: Implementation, profile: Profile, data: Sequence[str], **options
 def drawn(
     impl: Implementation, profile: Profile, device: torch.device, data: Sequence[str], **options: Any
 ) -> st.SearchStrategy[Case]:
-    """`small` cases, with one of real shape in REAL_EVERY places on CUDA. Shrinks toward small ones."""
+    """`small` cases, in one of FAR_EVERY places gone far in one dimension, and with one of real shape in REAL_EVERY
+    places on CUDA. Shrinks toward small ones."""
     plain = small(impl, profile, data, **options)
+    far = stretched(plain, stretch.AXES, reach(impl, profile, device), options.get("min_rows", 0))
+    both = mostly(plain, far, FAR_EVERY)
     if device.type != "cuda" or not profile.large:
-        return plain
-    return mostly(plain, real(impl, data), REAL_EVERY)
+        return both
+    return mostly(both, real(impl, data), REAL_EVERY)
+
+
+def borders(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[Case]:
+    """One case per border of every bucket that the profile goes to; see `stretch.borders`."""
+    heads = sorted(set(heads_of(impl)))
+    return st.sampled_from(stretch.borders(impl.layout, heads, "exact", reach(impl, profile, device)))
 
 
 def real(impl: Implementation, data: Sequence[str]) -> st.SearchStrategy[Case]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from parity.ops.paged_logits.case import DATA, HEADS, STRIDES, Case
+from parity.ops.paged_logits.case import DATA, HEADS, OFFSETS, STRIDES, Case
 from parity.ops.shared.case import POISONS, TAILS
 from parity.ops.shared.strategies import (
     SEEDS,
@@ -13,6 +13,7 @@ from parity.ops.shared.strategies import (
     check_options,
     free_strides,
     length_rows,
+    one_of,
     placement,
     rarely,
     shapes,
@@ -38,6 +39,8 @@ def paged_cases(
     sharing: bool = True,
     shuffled: bool = True,
     strides: Sequence[str] | None = None,
+    offsets: Sequence[str] = OFFSETS,
+    singletons: Sequence[bool] = (False, True),
     tails: Sequence[str] = TAILS,
     poisons: Sequence[str] = POISONS,
     clean: Sequence[bool] = (True, False),
@@ -49,8 +52,9 @@ def paged_cases(
     layout, heads, data: what is drawn from; every data class by default. max_requests, max_next_n, and
     min_rows <= requests * next_n <= max_rows bound the batch, max_pages the pages of a request, min_length every
     context length. sharing: prefixes, pages used twice, copies, expanded rows. shuffled: physical order. strides: which
-    operands may be views with gaps; all but context_lens by default. wide: tables and results wider than needed, large
-    pools, gaps between pages. big: every pool passes 2^32 bytes (mapped lazily on the CPU).
+    operands may be views with gaps; all but context_lens by default. offsets: which may begin some way into their
+    storage. singletons: whether axes of size one have a stride of their own. wide: tables and results wider than
+    needed, large pools, gaps between pages. big: every pool passes 2^32 bytes (mapped lazily on the CPU).
 
     Shrinks to the fewest requests, rows, pages and keys, then to pages in order, no sharing, the narrowest table, no
     gaps, tail -1 and NaN poison. ValueError for options out of range.
@@ -64,6 +68,8 @@ def paged_cases(
     at_least("max_pages", max_pages, 1)
     at_least("min_rows", min_rows, 0)
     at_least("min_length", min_length, 0)
+    for name in offsets:
+        one_of("offsets", name, OFFSETS)
     if max_rows < max(1, min_rows) or min_rows > max_requests * max_next_n:
         raise ValueError(f"max_rows must be at least {max(1, min_rows)} and reachable, got {max_rows}")
     if min_length > max_pages * PAGE:
@@ -96,6 +102,8 @@ def paged_cases(
             poison=draw(st.sampled_from(tuple(poisons))),
             strides=draw(subsets(strides)),
             clean=draw(st.sampled_from(tuple(clean))),
+            offsets=draw(subsets(offsets)),
+            singletons=draw(st.sampled_from(tuple(singletons))),
             **fields,
         )
 

@@ -21,7 +21,7 @@ from parity.domain.fields import (
 )
 from parity.domain.notation import format_lengths, parse_lengths
 from parity.pages.layout import PAGE, POISON
-from parity.pages.placement import MAX_ID
+from parity.pages.placement import MAX_ID, MAX_PAGE
 
 TAILS = ("minus1", "huge", "canary")
 POISONS = tuple(POISON)
@@ -68,8 +68,10 @@ class PagedCase(CaseString):
       request_ids [B], row_ids [B*next_n]: names of requests and rows; default 0..B-1 and 0..next_n-1 in each request.
       page_ids [>= pages]: content of the logical pages of every request; a repeated id is a page used twice.
       prefix: pages whose id is below it have the same content in every request (a shared prompt).
+      period: pages so many apart have the same content, which makes long rows cheap to draw and to evaluate exactly.
       only_keys (page id * 64 + offset): the other keys are all zero.
-    Placement (must not change the result): perm, alias, spare, width, max_len, tail, poison, strides.
+    Placement (must not change the result): perm, alias, spare, base, width, max_len, tail, poison, strides, offsets,
+    singletons.
     ValueError if a field is out of range.
     """
 
@@ -83,7 +85,9 @@ class PagedCase(CaseString):
         "shared", ("shared", "copied"), "pages of equal content are one physical page, or `copied`: one each"
     )
     prefix: int = integer(0, 0, MAX_LENGTH, "leading pages that all requests share, as a common prompt")
+    period: int = integer(0, 0, MAX_LENGTH, "pages so many apart have the same content; 0: every page has its own")
     spare: int = integer(1, 0, MAX_LENGTH, "unused pages in the pool; the first is the canary")
+    base: int = integer(0, 0, MAX_PAGE, "unused pages of the pool before the first in use, for large page numbers")
     width: int | None = integer(None, 0, MAX_LENGTH, "columns of the block table")
     max_len: int | None = integer(None, 0, MAX_LENGTH, "columns of the result")
     tail: str = choice(
@@ -91,6 +95,8 @@ class PagedCase(CaseString):
     )
     poison: str = choice("nan", POISONS, "what stands in every byte that may not be read")
     strides: tuple[str, ...] = declare((), REDECLARED)
+    offsets: tuple[str, ...] = declare((), REDECLARED)
+    singletons: bool = flag(False, "axes of size one have a stride that no other axis has")
     clean: bool = flag(True, "`clean_logits`; of top-k: past a row's length stands -inf, else leftovers")
     request_ids: tuple[int, ...] | None = number_list(None, MAX_ID - 1, "names of the requests, which decide values")
     row_ids: tuple[int, ...] | None = number_list(None, MAX_ID - 1, "names of the rows, which decide values")
@@ -110,8 +116,9 @@ class PagedCase(CaseString):
             ids = getattr(self, name)
             if ids is not None and len(ids) != wanted:
                 raise ValueError(f"{name} must have {wanted} entries, got {len(ids)}")
-        if self.page_ids is not None and len(self.page_ids) < self.pages:
-            raise ValueError(f"page_ids must have {self.pages} entries or more, got {len(self.page_ids)}")
+        contents = min(self.pages, self.period or self.pages)
+        if self.page_ids is not None and len(self.page_ids) < contents:
+            raise ValueError(f"page_ids must have {contents} entries or more, got {len(self.page_ids)}")
 
     def words(self, name: str) -> list[str]:
         found = CaseString.words(self, name)

@@ -105,6 +105,11 @@ class Paged:
     def judge_pair(self, runner: Runner, case: Any, check: str, transform: Transform, always: bool) -> Verdict:
         """The case and its transform: bitwise where that is promised, else the transform's result by itself."""
         pair = transform(case)
+        fitting = runner.impl.operation.domain().fit(pair.case, runner.impl.contract)
+        if fitting.lengths != pair.case.lengths:
+            reason = "the contract accepts no other batch with these rows"
+            return verdict(runner, check, case, Status.UNSUPPORTED, reason)
+        pair = pair._replace(case=fitting)
         second = runner.run(pair.case)
         bad = failed_call(runner, check, pair.case, second)
         if bad is not None:

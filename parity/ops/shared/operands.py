@@ -15,6 +15,9 @@ from parity.pages.pools import Windows
 HUGE_ID = 0x7EEEEEEE  # in the gaps of a strided table
 DIGEST_BYTES = 1 << 26  # above this a snapshot keeps a digest instead of a copy
 
+OFFSET_BYTES = 16  # what a lodged operand's storage holds before it: vector loads stay aligned
+ODD_STRIDE = 977  # of axes of size one
+
 Snapshot = dict[str, tuple[Tensor, ...]]
 
 
@@ -71,6 +74,7 @@ def build_lens_and_table(
         lens = storages["context_lens"][:, : case.next_n]
     else:
         storages["context_lens"] = lens = lens.to(device)
+    lens = lodged("lens", lens, case, storages, "context_lens")
     if "table" in case.strides:
         base = torch.full((case.requests, case.table_width + 5), HUGE_ID, dtype=torch.int32)
         base[:, : case.table_width] = table
@@ -78,7 +82,32 @@ def build_lens_and_table(
         table = storages["block_table"][:, : case.table_width]
     else:
         storages["block_table"] = table = table.to(device)
-    return lens, table
+    return lens, lodged("table", table, case, storages, "block_table")
+
+
+def lodged(name: str, view: Tensor, case: Any, storages: dict[str, Tensor], storage: str = "") -> Tensor:
+    """An operand where the case wants it: some way into a larger storage, axes of size one with a stride of their own.
+
+    name: as the case says it; storage: the name of its storage, by default the same. Bytes before it are 0x7F, which
+    no number, length or page of a case is."""
+    storage = storage or name
+    old = storages[storage]
+    if name in case.offsets and old.numel():
+        before = OFFSET_BYTES // old.itemsize
+        new = torch.full((old.numel() * old.itemsize + OFFSET_BYTES,), 0x7F, dtype=torch.uint8, device=old.device)
+        new = new.view(old.dtype)
+        new[before:].view(torch.uint8).copy_(old.reshape(-1).view(torch.uint8))
+        storages[storage] = new
+        view = new.as_strided(view.shape, view.stride(), before + view.storage_offset())
+    return with_singletons(view, case)
+
+
+def with_singletons(view: Tensor, case: Any) -> Tensor:
+    """The same elements; where the case says so, every axis of size one but the last has an odd stride."""
+    if not case.singletons or 1 not in view.shape[:-1]:
+        return view
+    strides = [ODD_STRIDE if n == 1 else s for n, s in zip(view.shape[:-1], view.stride()[:-1], strict=True)]
+    return view.as_strided(view.shape, (*strides, view.stride(-1)))
 
 
 def _record_bytes(data: Tensor) -> Tensor:

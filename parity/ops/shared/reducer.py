@@ -16,7 +16,10 @@ from parity.pages.placement import place
 SIMPLE: tuple[tuple[str, tuple], ...] = (
     ("width", (None,)),
     ("max_len", (None,)),
+    ("base", (0,)),
     ("strides", ((),)),
+    ("offsets", ((),)),
+    ("singletons", (False,)),
     ("gap", (0, 16)),
     ("spare", (1, 2)),
     ("clean", (True,)),
@@ -31,6 +34,7 @@ RENAMED: tuple[tuple[str, tuple], ...] = (
     ("row_ids", (None,)),
     ("request_ids", (None,)),
     ("page_ids", (None,)),
+    ("period", (0,)),
     ("seed", (0, 1)),
 )
 

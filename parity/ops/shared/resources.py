@@ -169,6 +169,8 @@ def _launch(runner: Runner, check: str, case: Any, outcome: Outcome) -> Verdict 
 
 def no_graph(impl: Implementation, device: torch.device) -> str | None:
     """Why no CUDA graph can be captured, or None."""
+    if not impl.contract.graph:
+        return "the contract says that it cannot be captured"
     return None if device.type == "cuda" else "CUDA graphs need a CUDA device"
 
 

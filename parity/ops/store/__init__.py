@@ -19,6 +19,7 @@ OPERATION = Operation(
     verb="writes",
     reduce=later("parity.ops.store.reduce:reduce"),
     data=ABOUT,
+    domain=later("parity.ops.store.domain:DOMAIN"),
     checks=later("parity.ops.store.checks:CHECKS"),
     implementations=later("parity.ops.store.builtin:implementations"),
     faults=later("parity.ops.store.faults:MODELS"),

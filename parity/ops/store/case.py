@@ -6,10 +6,11 @@ Like the case of paged logits it holds structure and placement only; values foll
 from dataclasses import dataclass
 from typing import ClassVar
 
-from parity.domain.fields import CaseString, choice, integer, number_list, random_seed
+from parity.domain.fields import CaseString, choice, flag, integer, number_list, random_seed, subset
 from parity.ops.shared.case import MAX_GAP
 from parity.pages import layout as layouts
 from parity.pages.layout import PAGE
+from parity.pages.placement import MAX_PAGE
 
 ABOUT: dict[str, str] = {
     "bell": "pooled keys about gaussian, with 24 significant bits",
@@ -26,6 +27,8 @@ PLACES = ("spread", "order", "last", "edges")
 WEIGHTS = ("real", "one", "ties")
 POSITIONS = ("near", "far")
 DTYPES = ("bf16", "f32")
+OFFSETS = ("out_loc", "pool", "pooled", "positions", "weight")
+STRIDES = ("pooled",)
 MAX_TOKENS = 1 << 19
 MAX_NAME = 1 << 22
 MAX_POSITION = (1 << 20) - 1  # the longest context, 1,048,576 tokens
@@ -54,7 +57,8 @@ class StoreCase(CaseString):
     )
     positions: str = choice("near", POSITIONS, "four times the token's name, or anywhere up to 1,048,575")
     eps_exponent: int = integer(6, 1, 20, "eps is 10 to the minus this")
-    pages: int = integer(2, 0, 1 << 20, "pages of the pool")
+    pages: int = integer(2, 0, 1 << 20, "pages of the pool that slots may lie in")
+    base: int = integer(0, 0, MAX_PAGE, "pages of the pool before those, for large slots")
     place: str = choice(
         "spread",
         PLACES,
@@ -64,6 +68,9 @@ class StoreCase(CaseString):
     skip: int = integer(0, 0, MAX_TOKENS, "about one token in so many has slot -1; 0 for none, 1 for all")
     gap: int = integer(0, 0, MAX_GAP, "bytes between pages", multiple=16)
     fill: int = random_seed("seed of what stands in the pool before")
+    strides: tuple[str, ...] = subset(STRIDES, "operands that are views with gaps between rows")
+    offsets: tuple[str, ...] = subset(OFFSETS, "operands that begin some way into their storage")
+    singletons: bool = flag(False, "axes of size one have a stride that no other axis has")
 
     def validate(self) -> None:
         if len(set(self.ids)) != len(self.ids):
@@ -85,6 +92,11 @@ class StoreCase(CaseString):
     def places(self) -> int:
         """Slots that tokens can be put in."""
         return self.pages * (2 if self.place == "edges" else PAGE)
+
+    @property
+    def pool_pages(self) -> int:
+        """Pages of the pool."""
+        return self.base + self.pages
 
     @property
     def page_bytes(self) -> int:

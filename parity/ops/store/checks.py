@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from parity.domain.draws import mostly
 from parity.domain.profiles import Profile
 from parity.ops.check import Check, failed_call, labels, verdict
+from parity.ops.shared.resources import no_graph
 from parity.ops.store.case import DATA, StoreCase
 from parity.ops.store.digests import digest_of, known_digests
+from parity.ops.store.domain import at_tokens, borders, reach, stretched
 from parity.ops.store.judge import judge_store, stored_bytes, token_place
 from parity.ops.store.semantics import CHECKS as SEMANTICS
 from parity.ops.store.strategies import store_cases
@@ -28,6 +30,7 @@ from parity.run.runner import Outcome, Runner
 REPEATS = {"cpu": 2, "cuda": 20}
 DECODE_STEPS = 4  # tokens of a case that are stored again one by one
 LARGE = 20000
+FAR_EVERY = 12  # one case in so many goes far in one dimension
 
 Strategy = Callable[[Implementation, Profile, torch.device], st.SearchStrategy[StoreCase]]
 Change = Callable[[StoreCase], StoreCase]
@@ -36,18 +39,18 @@ Change = Callable[[StoreCase], StoreCase]
 def _drawn(**options: Any) -> Strategy:
     def strategy(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[StoreCase]:
         plain = store_cases(layout=impl.layout, **options)
-        if device.type != "cuda" or not profile.large or options.get("big"):
+        if options.get("big") or "max_tokens" in options:
             return plain
-        large = plain.map(lambda case: _many(case, LARGE)) if "max_tokens" not in options else plain
-        return mostly(plain, large, 8)
+        far = mostly(plain, stretched(plain, reach(impl, profile, device)[0]), FAR_EVERY)
+        if device.type != "cuda" or not profile.large:
+            return far
+        return mostly(far, plain.map(lambda case: at_tokens(case, LARGE)), 8)
 
     return strategy
 
 
-def _many(case: StoreCase, tokens: int) -> StoreCase:
-    """The same kind of case with many tokens."""
-    place = "spread" if case.place == "edges" else case.place
-    return replace(case, ids=tuple(range(tokens)), place=place, pages=-(-tokens // 64) + case.pages)
+def _borders(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[StoreCase]:
+    return st.sampled_from(borders(impl.layout, reach(impl, profile, device)[0]))
 
 
 def _listed(*cases: dict[str, Any]) -> Strategy:
@@ -216,10 +219,6 @@ def _pair(change: Change) -> Callable[[Runner, StoreCase, str], Verdict]:
     return lambda runner, case, check: judge_pair(runner, case, check, change)
 
 
-def _needs_cuda(impl: Implementation, device: torch.device) -> str | None:
-    return None if device.type == "cuda" else "CUDA graphs need a CUDA device"
-
-
 def _recorded(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[Any]:
     return st.sampled_from([case for case in known_digests() if case.layout == impl.layout])
 
@@ -240,6 +239,7 @@ CHECKS = [
     _check("layout", "keys", 4.0, _drawn(data=("bell", "onehot"))),
     _check("layout", "places", 2.0, _drawn(data=("bell",), places=("edges", "last", "order"))),
     _check("layout", "beyond_2gib", 0.5, _drawn(data=("bell",), big=True, max_tokens=64), shrinks=False),
+    _check("layout", "borders", 0.0, _borders, listed=_always),
     _check("layout", "empty", 0.0, _listed(*EMPTY), listed=_always),
     _check("rounding", "values", 4.0, _drawn(data=("bell", "octaves"))),
     _check("rounding", "special", 3.0, _drawn(data=("zeros", "onehot", "pairs", "tiny", "large"))),
@@ -250,7 +250,7 @@ CHECKS = [
     _check("invariance", "pool", 1.0, _drawn(min_tokens=1), _pair(_refill)),
     _check("invariance", "tokens", 1.0, _drawn(min_tokens=2), _pair(_fewer)),
     _check("invariance", "decode", 1.0, _drawn(min_tokens=1, max_tokens=40), judge_decode),
-    _check("invariance", "graph", 0.5, _drawn(min_tokens=1, max_tokens=40), judge_graph, needs=_needs_cuda),
+    _check("invariance", "graph", 0.5, _drawn(min_tokens=1, max_tokens=40), judge_graph, needs=no_graph),
     _check("invariance", "recorded", 0.0, _recorded, judge_digest, needs=_needs_digest, listed=_always),
     *SEMANTICS,
 ]

@@ -1,22 +1,32 @@
 """From a store case to the tensors that a store function is called with, and what the pool held before."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from parity.ops.shared.operands import lodged, with_singletons
 from parity.ops.store import values as store_values
 from parity.ops.store.case import StoreCase
 from parity.pages import counter
 from parity.pages.layout import DIM, PAGE, find
-from parity.pages.pools import LAZY_BYTES, Windows, lazy_buffer, windows_around, windows_bytes
+from parity.pages.pools import (
+    LAZY_BASE,
+    LAZY_BYTES,
+    OFFSET_BYTES,
+    Windows,
+    lazy_buffer,
+    windows_around,
+    windows_bytes,
+)
 from parity.run import memory
 from reference import rope
 from reference.config import FLASH
 
 STREAM_PLACE = 31
+ROW_GAP = 16  # elements between the rows of pooled keys that are a view; no power of two together with the rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +48,7 @@ class StoreOperands:
     pool: Tensor
     windows: Windows
     before: Tensor
+    storages: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -91,12 +102,12 @@ def _bits(tensor: Tensor) -> Tensor:
 
 def operand_bytes(case: StoreCase, device: str | torch.device = "cpu") -> int:
     """About how many bytes the operands of a case take on a device; what judging takes comes on top."""
-    total = case.pages * case.page_stride
-    pool = total if total <= LAZY_BYTES else windows_bytes((case.tokens + 2) * 3 * case.page_bytes, total)
+    total = case.pool_pages * case.page_stride
+    pool = total if not _lazy(case) else windows_bytes((case.tokens + 2) * 3 * case.page_bytes, total)
     table = case.max_position * 64 * 4
     if torch.device(device).type == "cpu":
         table = min(table, case.tokens << 12)  # mapped lazily: a page of memory per row
-    elif total > LAZY_BYTES:
+    elif _lazy(case):
         pool += total
     # Keys and the words that they are drawn from; places and what they are shuffled by; the pool and its copy.
     return 40 * DIM * case.tokens + 40 * case.places + 2 * pool + table
@@ -107,24 +118,44 @@ def build_store(case: StoreCase, device: str | torch.device = "cpu") -> StoreOpe
     device = torch.device(device)
     memory.require(operand_bytes(case, device), device)
     names = torch.tensor(case.ids, dtype=torch.int64, device=device)
-    positions = store_values.draw_positions(case, names)
     out_loc = slots_of(case, device)
-    pool, windows = _build_pool(case, out_loc, device)
+    pool, windows, storage = _build_pool(case, out_loc, device)
     view = find(case.layout).cache_view(_page_view(case, pool))
     before = torch.cat([pool[start:stop] for start, stop in windows]) if windows else pool.clone()
+    positions = store_values.draw_positions(case, names)
+    table = _build_table(case, positions, device)
+    storages = {"pool": storage, "rope_table": table, "before": before}
+
+    def lodge(name: str, operand: Tensor, field: str) -> Tensor:
+        storages[field] = operand
+        return lodged(name, operand, case, storages, field)
+
+    pooled = store_values.draw_pooled(case, names)
+    if "pooled" in case.strides:
+        storages["pooled"] = torch.full((case.tokens, DIM + ROW_GAP), torch.nan, dtype=pooled.dtype, device=device)
+        storages["pooled"][:, :DIM] = pooled
+        pooled = lodged("pooled", storages["pooled"][:, :DIM], case, storages)
+    else:
+        pooled = lodge("pooled", pooled, "pooled")
     return StoreOperands(
         case,
-        store_values.draw_pooled(case, names),
-        store_values.draw_norm_weight(case, device),
+        pooled,
+        lodge("weight", store_values.draw_norm_weight(case, device), "norm_weight"),
         case.eps,
-        positions,
-        _build_table(case, positions, device),
-        out_loc,
-        view,
+        lodge("positions", positions, "positions"),
+        table,
+        lodge("out_loc", out_loc, "out_loc"),
+        with_singletons(view, case),
         pool,
         windows,
         before,
+        storages,
     )
+
+
+def _lazy(case: StoreCase) -> bool:
+    """Whether a CPU maps the pool without filling it."""
+    return case.pool_pages * case.page_stride > LAZY_BYTES or case.base * case.page_stride > LAZY_BASE
 
 
 def slots_of(case: StoreCase, device: str | torch.device = "cpu") -> Tensor:
@@ -141,7 +172,7 @@ def slots_of(case: StoreCase, device: str | torch.device = "cpu") -> Tensor:
     places = places[: case.tokens]
     if case.perm and case.place in ("order", "last"):
         places = places[_shuffled(case.perm, places)]
-    return torch.where(store_values.draw_skipped(case, names), -1, places)
+    return torch.where(store_values.draw_skipped(case, names), -1, case.base * PAGE + places)
 
 
 def _shuffled(seed: int, places: Tensor) -> Tensor:
@@ -152,25 +183,32 @@ def _shuffled(seed: int, places: Tensor) -> Tensor:
 
 def _page_view(case: StoreCase, pool: Tensor) -> Tensor:
     """The pool as uint8 [pages, page stride]; its last page has no gap after it."""
-    return pool.as_strided((case.pages, case.page_stride), (case.page_stride, 1))
+    return pool.as_strided((case.pool_pages, case.page_stride), (case.page_stride, 1))
 
 
-def _build_pool(case: StoreCase, out_loc: Tensor, device: torch.device) -> tuple[Tensor, Windows]:
+def _build_pool(case: StoreCase, out_loc: Tensor, device: torch.device) -> tuple[Tensor, Windows, Tensor]:
+    """The pool uint8 [bytes], the windows of it that are compared, and its storage."""
     # The whole stride of the last page is there too, so that a view of whole strides is legal.
-    total = case.pages * case.page_stride
-    if total <= LAZY_BYTES:
-        pool = store_values.draw_bytes(case.fill, 0, total, device)
-        return pool, ((0, total),) if total else ()
+    total = case.pool_pages * case.page_stride
+    before = OFFSET_BYTES if "pool" in case.offsets else 0
+    if not _lazy(case):
+        storage = (
+            store_values.draw_bytes(case.fill, 0, before + total, device)
+            if total
+            else torch.empty(0, dtype=torch.uint8, device=device)
+        )
+        return storage[before:] if total else storage, ((0, total),) if total else (), storage
     if device.type == "cpu":
-        pool = torch.frombuffer(lazy_buffer(total), dtype=torch.uint8)
+        storage = torch.frombuffer(lazy_buffer(before + total), dtype=torch.uint8)
     else:
-        pool = torch.empty(total, dtype=torch.uint8, device=device)
+        storage = torch.empty(before + total, dtype=torch.uint8, device=device)
+    pool = storage[before:]
     pages = np.unique(out_loc[out_loc >= 0].cpu().numpy() // PAGE)
-    offsets = [page * case.page_stride for page in (0, case.pages - 1, *pages.tolist())]
+    offsets = [page * case.page_stride for page in (0, case.pool_pages - 1, *pages.tolist())]
     windows = windows_around(offsets, case.page_bytes, total)
     for start, stop in windows:
         pool[start:stop] = store_values.draw_bytes(case.fill, start, stop - start, device)
-    return pool, windows
+    return pool, windows, storage
 
 
 def _build_table(case: StoreCase, positions: Tensor, device: torch.device) -> Tensor:

@@ -9,7 +9,11 @@ from parity.ops.store.case import StoreCase
 
 # Values that explain themselves, tried in this order; the first that still fails is kept.
 SIMPLE: tuple[tuple[str, tuple], ...] = (
+    ("base", (0,)),
     ("gap", (0, 16)),
+    ("strides", ((),)),
+    ("offsets", ((),)),
+    ("singletons", (False,)),
     ("skip", (0,)),
     ("fill", (0,)),
     ("perm", (0,)),

@@ -5,7 +5,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from parity.ops.store.case import DATA, DTYPES, PLACES, POSITIONS, WEIGHTS, StoreCase
+from parity.ops.shared.strategies import subsets
+from parity.ops.store.case import DATA, DTYPES, OFFSETS, PLACES, POSITIONS, STRIDES, WEIGHTS, StoreCase
 from parity.pages.layout import PAGE, find
 
 # Nothing, one, the borders of warps, blocks and pages, and the ragged middle.
@@ -26,13 +27,18 @@ def store_cases(
     min_tokens: int = 0,
     skips: bool = True,
     gaps: bool = True,
+    strides: Sequence[str] = STRIDES,
+    offsets: Sequence[str] = OFFSETS,
+    singletons: Sequence[bool] = (False, True),
     big: bool = False,
 ) -> st.SearchStrategy[StoreCase]:
     """Cases of store functions.
 
     layout: of the pool. data, weights, positions, dtypes (of pooled keys and norm weight), places: what is drawn from.
-    min_tokens <= tokens <= max_tokens, some of them with slot -1 if `skips`. gaps: pools whose pages lie apart. big:
-    the pool passes 2^32 bytes (mapped lazily on the CPU).
+    min_tokens <= tokens <= max_tokens, some of them with slot -1 if `skips`. gaps: pools whose pages lie apart.
+    strides, offsets: which operands may be views with gaps between rows, or begin some way into their storage.
+    singletons: whether axes of size one have a stride of their own. big: the pool passes 2^32 bytes (mapped lazily on
+    the CPU).
 
     Shrinks to no token, then to one, the pool of one page in order, no gap, and values that are easy to read.
     """
@@ -66,11 +72,14 @@ def store_cases(
             weight=draw(st.sampled_from(tuple(dtypes))),
             weights=draw(st.sampled_from(tuple(weights))),
             positions=draw(st.sampled_from(tuple(positions))),
-            eps_exponent=draw(st.sampled_from((6, 5, 12))),
+            eps_exponent=draw(st.one_of(st.sampled_from((6, 5, 12)), st.integers(1, 20))),
             pages=pages,
             place=place,
             perm=draw(st.integers(0, SEEDS)),
             fill=draw(st.integers(0, 3)),
+            strides=draw(subsets(strides)),
+            offsets=draw(subsets(offsets)),
+            singletons=draw(st.sampled_from(tuple(singletons))),
             **fields,
         )
 

@@ -17,6 +17,7 @@ OPERATION = Operation(
     light=call.light,
     reduce=later("parity.ops.topk.reduce:reduce"),
     data=ABOUT,
+    domain=later("parity.ops.topk.domain:DOMAIN"),
     checks=later("parity.ops.topk.checks:CHECKS"),
     implementations=later("parity.ops.topk.builtin:implementations"),
     faults=later("parity.ops.topk.faults:MODELS"),

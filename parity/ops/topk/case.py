@@ -7,7 +7,7 @@ from parity.domain.fields import choice, integer, subset
 from parity.ops.shared.case import MAX_LENGTH, PagedCase
 
 STRIDES = ("lens", "logits", "table")
-DATA = ("random", "equal", "negative", "neginf", "narrow", "ulps", "large", "nan", "few", "zeros")
+DATA = ("random", "equal", "negative", "neginf", "narrow", "ulps", "large", "nan", "few", "zeros", "inf", "top", "tiny")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,3 +21,4 @@ class TopkCase(PagedCase):
     data: str = choice("random", DATA, "data class, see below")
     k: int = integer(512, 1, MAX_LENGTH, "slots to choose per row")
     strides: tuple[str, ...] = subset(STRIDES, "operands that are views with gaps between rows")
+    offsets: tuple[str, ...] = subset(STRIDES, "operands that begin some way into their storage")

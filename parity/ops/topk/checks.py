@@ -15,9 +15,12 @@ from parity.domain.draws import mostly
 from parity.domain.profiles import Profile
 from parity.numerics.selection import judge_selection
 from parity.ops.check import Check, failed_call, named, verdict
-from parity.ops.paged_logits.shapes import LONGEST, REAL_EVERY
+from parity.ops.paged_logits.shapes import FAR_EVERY, REAL_EVERY
 from parity.ops.shared import invariance, metamorphic, resources
+from parity.ops.shared.domain import LONGEST
+from parity.ops.shared.stretch import stretched
 from parity.ops.topk.case import STRIDES, TopkCase
+from parity.ops.topk.domain import AXES, borders, reach
 from parity.ops.topk.strategies import topk_cases
 from parity.pages.layout import PAGE
 from parity.results import Status, Verdict
@@ -36,9 +39,8 @@ def judge_chosen(runner: Runner, case: TopkCase, check: str, outcome: Outcome) -
     )
 
 
-def judge_synthetic(runner: Runner, case: TopkCase) -> Verdict:
+def judge_synthetic(runner: Runner, case: TopkCase, check: str = "selection/synthetic") -> Verdict:
     """A top-k function on synthetic logits: a correct top-k of just those numbers, and their block table's image."""
-    check = "selection/synthetic"
     outcome = runner.run(case)
     return failed_call(runner, check, case, outcome) or judge_chosen(runner, case, check, outcome)
 
@@ -49,26 +51,44 @@ def same_sets(
     """The same positions in each row; their order is free."""
     mine = first.output[1][list(rows)].sort(dim=1).values
     theirs = other.output[1].to(mine.device).sort(dim=1).values
+    if runner.impl.contract.ties == "any":  # then the same scores, wherever they stand
+        logits = first.operands.logits[list(rows)].to(mine.device)
+        mine, theirs = (_scores(logits, positions) for positions in (mine, theirs))
     differing = (mine != theirs).any(dim=1)
     if not bool(differing.any()):
         return verdict(runner, check, case, Status.PASSED, cells=int((mine >= 0).sum()))
     row = int(differing.to(torch.uint8).argmax())
     lost = sorted(set(mine[row].tolist()) - set(theirs[row].tolist()))[:4]
-    text = f"row {rows[row]}: positions {lost} are chosen once and not by {what}"
+    kind = "scores" if runner.impl.contract.ties == "any" else "positions"
+    text = f"row {rows[row]}: {kind} {lost} are chosen once and not by {what}"
     return verdict(runner, check, case, Status.FAILED, text)
+
+
+def _scores(logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The chosen scores float32 [R, k], ascending, NaN as the largest and -inf in places that name no key."""
+    wide = logits if logits.shape[1] else logits.new_zeros(len(logits), 1)
+    found = wide.gather(1, positions.clamp(min=0, max=wide.shape[1] - 1).to(torch.int64))
+    found = torch.where(found.isnan(), torch.inf, found)
+    return torch.where(positions < 0, -torch.inf, found).sort(dim=1).values
 
 
 # ------------------------------------------------------------------------------------------------------ what is drawn
 
 
 def _synthetic(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[TopkCase]:
+    both = mostly(topk_cases(), stretched(topk_cases(), AXES, reach(impl, profile, device)), FAR_EVERY)
     if device.type == "cuda" and profile.large:
-        return mostly(topk_cases(), topk_cases(max_length=LONGEST, max_requests=2), REAL_EVERY)
-    return topk_cases()
+        return mostly(both, topk_cases(max_length=LONGEST, max_requests=2), REAL_EVERY)
+    return both
+
+
+def _borders(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[TopkCase]:
+    return st.sampled_from(borders(reach(impl, profile, device)))
 
 
 def _drawn(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[TopkCase]:
-    return topk_cases(max_length=1500, ks=(1, 64, 512))
+    plain = topk_cases(max_length=1500, ks=(1, 64, 512))
+    return mostly(plain, stretched(plain, AXES, reach(impl, profile, device)), FAR_EVERY)
 
 
 def _company(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[TopkCase]:
@@ -93,6 +113,14 @@ def _replayed(impl: Implementation, profile: Profile, device: torch.device) -> s
 
 CHECKS = [
     Check("selection", "synthetic", _synthetic, judge_synthetic),
+    Check(
+        "selection",
+        "borders",
+        _borders,
+        lambda runner, case: judge_synthetic(runner, case, "selection/borders"),
+        0.0,
+        listed=resources.always,
+    ),
     *invariance.Paged(
         strides=STRIDES,
         exact=lambda case: False,

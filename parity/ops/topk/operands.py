@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parity.ops.shared.operands import Stored, build_lens_and_table, names_of
+from parity.ops.shared.operands import Stored, build_lens_and_table, lodged, names_of
 from parity.ops.topk import scores
 from parity.ops.topk.case import TopkCase
 from parity.pages import placement, pools
@@ -54,11 +54,9 @@ def _build_logits(case: TopkCase, plan: Placement, device: torch.device, storage
     """Scores at readable places; past each length -inf (clean), NaN, 3e38 or larger-looking leftovers, by poison."""
     requests, rows = names_of(case, device)
     width = case.max_context_len
-    pages = torch.from_numpy(placement.ids_of(case.page_ids, max(case.table_width, -(-width // PAGE)))).to(device)
+    pages = torch.from_numpy(placement.contents_of(case, -(-width // PAGE))).to(device)
     columns = torch.arange(width, dtype=torch.int64, device=device)
-    known = columns < len(pages) * PAGE  # page_ids may name fewer pages than the result is wide
-    keys = torch.where(known, pages[(columns // PAGE).clamp(max=max(len(pages) - 1, 0))], 0) if len(pages) else columns
-    keys = keys * PAGE + columns % PAGE
+    keys = pages[columns // PAGE] * PAGE + columns % PAGE
     gap, start = (7, 3) if "logits" in case.strides else (0, 0)
     fill = {"nan": torch.nan, "huge": MOST, "canary": MOST}[case.poison]
     base = torch.full((case.rows, width + gap), fill, device=device)
@@ -78,4 +76,4 @@ def _build_logits(case: TopkCase, plan: Placement, device: torch.device, storage
             stale = torch.full_like(drawn, fill)
         view[part] = torch.where(columns < lens[part], drawn, stale)
     storages["logits"] = base
-    return view
+    return lodged("logits", view, case, storages)

@@ -19,6 +19,9 @@ ABOUT: dict[str, str] = {
     "nan": "a quarter of the rows all NaN, half of them one eighth NaN, the rest ordinary",
     "few": "five values, so that ties at the boundary abound",
     "zeros": "+0 and -0 with a rare +-1",
+    "inf": "a rare +inf and a rare -inf among scores of both signs, both in one row of four",
+    "top": "magnitudes of 2^124 to the largest float32, 3.4e38, both signs",
+    "tiny": "subnormals of both signs, and scores below 2^-28",
 }
 assert tuple(ABOUT) == DATA
 
@@ -27,10 +30,19 @@ def draw_scores(data: str, seed: int, requests: Tensor, rows: Tensor, keys: Tens
     """Scores float32 [n, W] of n rows (int64 request and row ids) at keys int32 [W], logical coordinates."""
     names = counter.row_keys(seed, STREAM_SCORE, (requests, rows))
     words = counter.row_words(names, keys)
-    if data in ("random", "neginf", "nan"):
+    if data == "top":  # exponent field 251 to 254
+        return ((words & -0x7F800001) | (251 << 23) + ((words >> 3 & 3) << 23)).view(torch.float32)
+    if data == "tiny":  # exponent field 0, or 67 to 98
+        exponents = torch.where((words & 4) == 0, 0, 67 + (words >> 5 & 31)) << 23
+        return ((words & -0x7F800001) | exponents).to(torch.int32).view(torch.float32)
+    if data in ("random", "neginf", "nan", "inf"):
         scores = _octaves(words)
         if data == "neginf":
             scores.masked_fill_((words & 0x60) == 0, -torch.inf)
+        elif data == "inf":
+            kind = counter.field(counter.row_keys(seed, STREAM_ROW, (requests, rows)), 22, 2)[:, None]
+            scores.masked_fill_((kind != 1) & ((words & 0x3F0) == 0), torch.inf)
+            scores.masked_fill_((kind != 0) & ((words & 0x3F0) == 0x10), -torch.inf)
         elif data == "nan":
             kind = counter.field(counter.row_keys(seed, STREAM_ROW, (requests, rows)), 20, 2)[:, None]
             scores.masked_fill_((kind == 0) | ((kind < 3) & ((words & 0x70) == 0)), torch.nan)

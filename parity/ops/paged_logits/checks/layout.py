@@ -65,5 +65,6 @@ CHECKS = [
     _check("exact_wide", 2.0, _drawn("exact_wide")),
     _check("poisoned", 2.0, _drawn("exact", poisons=("nan", "huge", "canary"), tails=("huge", "canary"))),
     _check("strided", 2.0, _strided),
+    _check("borders", 0.0, shapes.borders, listed=True),
     _check("long", 0.0, lambda impl, profile, device: shapes.long_rows(impl, device, "exact"), listed=True),
 ]

@@ -80,6 +80,10 @@ def test_every_field_has_its_place_in_the_string():
         page_ids=(2, 0),
         only_heads=(),
         only_keys=(1, 2, 3, 9),
+        period=2,
+        base=3,
+        offsets=("pool", "q"),
+        singletons=True,
     )
     assert all(getattr(case, name) != default for name, default in defaults(Case).items())
     assert parse_case(str(case)) == case
