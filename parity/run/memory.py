@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import tracemalloc
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,15 +28,42 @@ def _storages(tree: Any) -> Iterator[tuple[torch.UntypedStorage, tuple[int, ...]
 
 
 class PeakBytes(TorchDispatchMode):
-    """Counts the bytes of storages born inside the block while they live. What numpy or C++ allocates is not seen."""
+    """Counts the bytes of storages born inside the block while they live, and with them what Python and numpy have
+    allocated meanwhile, by `tracemalloc`. What C++ allocates for itself is not seen.
+
+    peak   of torch's storages alone
+    joint  of both together
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.live = self.peak = 0
+        self.live = self.peak = self.joint = 0
+        self._before, self._ours = 0, False
         self.largest: tuple[int, str, Any] = (0, "", None)
         self._owned: dict[int, int] = {}
 
+    def __enter__(self) -> "PeakBytes":
+        super().__enter__()
+        torch.empty(0)  # the first operator under a mode imports a great deal
+        self._ours = not tracemalloc.is_tracing()
+        tracemalloc.start()
+        self._before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.look()
+        if self._ours:
+            tracemalloc.stop()
+
+    def look(self) -> None:
+        """Add what Python allocated since the last look to what torch held: nothing was born in torch meanwhile."""
+        self.joint = max(self.joint, self.live + tracemalloc.get_traced_memory()[1] - self._before)
+        tracemalloc.reset_peak()
+
     def _free(self, ptr: int) -> None:
+        self.look()
         self.live -= self._owned.pop(ptr)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -45,6 +73,7 @@ class PeakBytes(TorchDispatchMode):
             ptr, size = storage.data_ptr(), storage.nbytes()
             if ptr == 0 or ptr in given or ptr in self._owned:
                 continue
+            self.look()
             self._owned[ptr] = size
             weakref.finalize(storage, self._free, ptr)
             self.live += size
@@ -56,16 +85,19 @@ class PeakBytes(TorchDispatchMode):
 
 @dataclass
 class Peak:
-    """Result of `peak_bytes`: bytes at the peak, and on a CPU the largest single tensor in words."""
+    """Result of `peak_bytes`: bytes of tensors at the peak, on a CPU the largest of them in words, and the bytes of
+    tensors and of Python's and numpy's allocations together."""
 
     bytes: int = 0
+    joint: int = 0
     largest: str = ""
     _mode: Any = field(default=None, repr=False)
 
 
 @contextlib.contextmanager
 def peak_bytes(device: torch.device) -> Iterator[Peak]:
-    """Peak of the bytes allocated inside the block: tensors seen by torch on a CPU, the allocator's counter on CUDA."""
+    """Peak of the bytes allocated inside the block: on a CPU of tensors seen by torch, without and with what Python and
+    numpy allocate; on CUDA the allocator's counter."""
     peak = Peak()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -73,11 +105,11 @@ def peak_bytes(device: torch.device) -> Iterator[Peak]:
         base = torch.cuda.memory_allocated(device)
         yield peak
         torch.cuda.synchronize(device)
-        peak.bytes = torch.cuda.max_memory_allocated(device) - base
+        peak.bytes = peak.joint = torch.cuda.max_memory_allocated(device) - base
         return
     with PeakBytes() as mode:
         yield peak
-    peak.bytes = mode.peak
+    peak.bytes, peak.joint = mode.peak, mode.joint
     if mode.largest[0]:
         peak.largest = f"{mode.largest[1]} of {list(mode.largest[2] or ())}, {mode.largest[0]} bytes"
 

@@ -58,6 +58,7 @@ class Operation:
     inspect     (output, operands) -> the sentence that says how a result breaks the convention, or None
     invoke      (function, arguments, operands) -> what is kept of the call
     collect     (what invoke gave, operands) -> the output to judge
+    kept        (what invoke gave, operands) -> the tensors of it that must stay as they are, whatever is called later
     equal       (output, output) -> whether a repetition gave the same
     restore     (operands) -> None: puts back what a call may write, before it is repeated
     replay      (implementation, function, wide, narrow, device) -> Outcome of a CUDA graph, or None: never captured
@@ -88,6 +89,7 @@ class Operation:
         **named
     )
     collect: Callable[[Any, Any], Any] = lambda given, operands: given
+    kept: Callable[[Any, Any], Any] = lambda given, operands: given
     equal: Callable[[Any, Any], bool] | None = None
     restore: Callable[[Any], None] = lambda operands: None
     replay: Callable[..., Outcome] | None = None

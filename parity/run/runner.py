@@ -31,10 +31,12 @@ class Outcome:
     grounds      what an error or a defect amounts to, where that is neither a crash nor wrong values
     unsupported  the call cannot be made here, with the reason
     route        which of our own paths ran (built-ins only)
-    peak_bytes   bytes allocated beyond inputs, result included (only when measured); `peak_note` names the largest
+    peak_bytes   bytes of tensors beyond inputs, result included (only when measured); `peak_note` names the largest
+    joint_bytes  the same with what Python and numpy allocated on the host
     launches     interpreted Triton launches seen; `excess` a grid that no CUDA device accepts
     variants     keys of what triton compiled during the call (native compilation only)
     differing    (run, output) of the first of the repeats that differs from the first run in any bit
+    kept         tensors that the call returned or wrote, themselves and not copies
     """
 
     output: Any = None
@@ -45,10 +47,12 @@ class Outcome:
     route: str | None = None
     peak_bytes: int | None = None
     peak_note: str = ""
+    joint_bytes: int | None = None
     launches: int = 0
     excess: str | None = None
     variants: tuple[str, ...] = ()
     differing: Any = None
+    kept: Any = field(default=None, repr=False)
     seconds: float = 0.0
     operands: Any = field(default=None, repr=False)
 
@@ -69,6 +73,12 @@ class Runner(Protocol):
 
     def replay(self, wide: Any, narrow: Any) -> Outcome:
         """Capture a CUDA graph on one case, replay it on another of the same shapes."""
+
+    def sequence(self, cases: Sequence[Any]) -> list[Outcome]:
+        """Call it on each case in turn, in one process, results kept until the last call has been made."""
+
+    def fresh(self, sequences: Sequence[Sequence[Any]]) -> list[list[Outcome]]:
+        """Each sequence in a process of its own that has called nothing before."""
 
     def companion(self) -> "Runner | None":
         """The runner of the function that shows what this one hides (the dots of every head), or None."""
@@ -96,6 +106,14 @@ def poisoned_allocations() -> Iterator[None]:
 
 class BrokenConventionError(Exception):
     """A call that broke the calling convention so that it cannot go on; the message says how."""
+
+    grounds = Grounds.FORM
+
+
+class ChangedResultError(BrokenConventionError):
+    """A call that changed what an earlier one had returned."""
+
+    grounds = Grounds.VALUES
 
 
 Part = tuple[str, Any, torch.dtype, tuple[int, ...]]
@@ -202,6 +220,7 @@ def execute(
     outcome = Outcome(operands=operands)
     equal = operation.equal or same_bits
     before = operands.snapshot()
+    versions = _versions(operands)
     started = time.perf_counter()
 
     def call(named: dict[str, Any]) -> Any:
@@ -221,10 +240,11 @@ def execute(
             if measure:
                 with memory.peak_bytes(operands.device) as peak:
                     given = call(named)
-                outcome.peak_bytes, outcome.peak_note = peak.bytes, peak.largest
+                outcome.peak_bytes, outcome.peak_note, outcome.joint_bytes = peak.bytes, peak.largest, peak.joint
             else:
                 given = call(named)
-            output = operation.collect(given, operands)
+            put_back = sorted(name for name, count in _versions(operands).items() if count != versions[name])
+            output, outcome.kept = operation.collect(given, operands), operation.kept(given, operands)
             outcome.defect = operation.inspect(output, operands) or _elsewhere(output, named)
             outcome.grounds = Grounds.FORM if outcome.defect else None
             if repeats > 1 and outcome.defect is None:
@@ -245,7 +265,7 @@ def execute(
         if isinstance(root, interpreter.OutOfBounds):
             outcome.defect = f"address out of bounds: {root}"
         elif isinstance(root, BrokenConventionError):
-            outcome.defect, outcome.grounds = str(root), Grounds.FORM
+            outcome.defect, outcome.grounds = str(root), root.grounds
         else:
             outcome.error = sentence(error)
         outcome.seconds = time.perf_counter() - started
@@ -254,9 +274,19 @@ def execute(
     if outcome.defect is None:
         written = operands.changed(before)
         outcome.defect = f"inputs: the call wrote {', '.join(written)}" if written else None
+        if outcome.defect is None and put_back:
+            outcome.defect = f"inputs: the call wrote {', '.join(put_back)} and put it back"
+    if outcome.defect is None and hasattr(operands, "outside"):
+        outcome.defect = operands.outside()
     if outcome.defect is None:
         outcome.output = tuple(output) if isinstance(output, list) else output
     return outcome
+
+
+def _versions(operands: Any) -> dict[str, int]:
+    """How often torch has written each storage that a call must not write, by name; views count with their storage."""
+    guarded = operands.guarded() if hasattr(operands, "guarded") else {}
+    return {name: tensor._version for name, tensor in guarded.items()}
 
 
 def _elsewhere(output: Any, named: dict[str, Any]) -> str | None:
@@ -285,6 +315,29 @@ def _compiled_variants() -> Iterator[set[str]]:
         yield seen
     finally:
         knobs.runtime.jit_cache_hook = before
+
+
+def run_sequence(
+    impl: Implementation, function: Callable[..., Any], cases: Sequence[Any], device: torch.device
+) -> list[Outcome]:
+    """Call `function` on one case after another, keeping what it returned as it is.
+
+    The output of each outcome is a copy of what its call gave; a result that a later call changed is a defect, for an
+    engine may still be reading it. The first call that gives nothing to judge is the last one made."""
+    operation = impl.operation
+    found: list[Outcome] = []
+    copies: list[Any] = []
+    for at, case in enumerate(cases):
+        outcome = execute(impl, function, operation.build(case, device))
+        for earlier, (other, copy) in enumerate(zip(found, copies, strict=True)):
+            if other.defect is None and not same_bits(other.kept, copy):
+                other.defect = f"result: call {at + 1} changed what call {earlier + 1} had returned"
+        found.append(outcome)
+        if outcome.complaint:
+            break
+        outcome.output = over_tensors(Tensor.clone, outcome.output)
+        copies.append(over_tensors(Tensor.clone, outcome.kept))
+    return found
 
 
 def replay(impl: Implementation, function: Callable[..., Any], wide: Any, narrow: Any, device: torch.device) -> Outcome:
@@ -332,6 +385,15 @@ class InProcess:
             if wrong:
                 outcome.output, outcome.error, outcome.grounds = None, wrong, Grounds.ROUTE
         return outcome
+
+    def sequence(self, cases: Sequence[Any]) -> list[Outcome]:
+        """Calls that follow each other; results are judged where they are."""
+        assert self.impl.function is not None
+        return run_sequence(self.impl, self.impl.function, cases, self.device)
+
+    def fresh(self, sequences: Sequence[Sequence[Any]]) -> list[list[Outcome]]:
+        """Not for a function that lives here."""
+        raise ValueError(f"{self.impl.name} lives in this process")
 
     def replay(self, wide: Any, narrow: Any) -> Outcome:
         """Graph capture on `wide`, replay on `narrow`'s operands copied into the captured buffers."""

@@ -6,29 +6,23 @@ their own (the function may print, read stdin, or close both), results travel in
 
 import atexit
 import contextlib
-import inspect
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from parity.domain.contract import Contract
 from parity.run import runner as running
-from parity.run.frames import roomy
 from parity.run.implementation import Implementation
-from parity.run.loading import SpecError, resolve_name
-from parity.run.operation import find, parse_case
+from parity.run.loading import SpecError
 from parity.run.processes import ROOT, scratch, search_path
 
 START_SECONDS = 180.0
@@ -41,7 +35,7 @@ CASE_SECONDS = 60.0
 _BOOT = (
     "import sys, json; sys.path[:] = [sys.argv[1]]; import parity; sys.path[:] = json.loads(sys.argv[2]); "
     "from parity.run.processes import claim_packages; claim_packages(); "
-    "from parity.run.worker import serve; serve(int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])"
+    "from parity.run.serving import serve; serve(int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])"
 )
 
 
@@ -174,6 +168,7 @@ class Worker:
             raise ValueError(f"{impl.name} is a built-in; a worker needs module:function or path/to/file.py:function")
         self.impl, self.device, self.timeout = impl, device, timeout
         self._child = shared()
+        self._virgin: Child | None = None
 
     def companion(self) -> "Worker | None":
         """The runner of the function that the contract names for the dots of every head, or None."""
@@ -189,6 +184,34 @@ class Worker:
         outcome.operands = self.impl.operation.build(case, self.device)
         return outcome
 
+    def sequence(self, cases: Sequence[Any]) -> list[running.Outcome]:
+        """Calls that follow each other in the child."""
+        return self._many(self._child, [cases])[0]
+
+    def fresh(self, sequences: Sequence[Sequence[Any]]) -> list[list[running.Outcome]]:
+        """Each sequence in a process of its own: copies of a child that has loaded the function and never called it."""
+        if self._virgin is None:
+            self._virgin = Child()
+            atexit.register(self._virgin.stop)
+        return self._many(self._virgin, sequences, fresh=True)
+
+    def _many(
+        self, child: Child, sequences: Sequence[Sequence[Any]], fresh: bool = False
+    ) -> list[list[running.Outcome]]:
+        found = []
+        for cases in sequences:
+            message = {"do": "sequence", "cases": [str(case) for case in cases], "fresh": fresh}
+            answer, tensors = self._answer(message, len(cases), child)
+            results = answer["outcomes"] if answer else [{"error": str(tensors), "variants": ()} for _ in cases]
+            outcomes = []
+            for at, (case, fields) in enumerate(zip(cases, results, strict=False)):
+                fields["variants"] = tuple(fields["variants"])
+                output = tensors.get(str(at)) if answer else None
+                operands = self.impl.operation.build(case, self.device)
+                outcomes.append(running.Outcome(**fields, output=output, operands=operands))
+            found.append(outcomes)
+        return found
+
     def replay(self, wide: Any, narrow: Any) -> running.Outcome:
         """CUDA graph captured on one case and replayed on another, in the child."""
         outcome = self._ask({"do": "replay", "wide": str(wide), "narrow": str(narrow)}, 2)
@@ -196,21 +219,11 @@ class Worker:
         return outcome
 
     def _ask(self, message: dict[str, Any], calls: int) -> running.Outcome:
-        try:
-            self._child.start()
-            path = self._child.result_path()
-            answer = self._child.ask(
-                message
-                | {"spec": self.impl.spec, "device": str(self.device), "path": path}
-                | {"op": self.impl.op, "layout": self.impl.layout}
-                | {"schedule_meta": self.impl.contract.schedule_meta},
-                self.timeout + calls,
-            )
-        except WorkerDied as error:
-            return running.Outcome(error=str(error))
+        answer, tensors = self._answer(message, calls, self._child)
+        if not answer:
+            return running.Outcome(error=str(tensors))
         fields = answer["outcome"]
         fields["variants"] = tuple(fields["variants"])
-        tensors = torch.load(path, weights_only=True, map_location=self.device) if answer["tensors"] else {}
         outcome = running.Outcome(**fields, output=tensors.get("output"))
         if tensors.get("differing") is not None:
             outcome.differing = (tensors["run"], tensors["differing"])
@@ -218,128 +231,28 @@ class Worker:
             self._child.stop()  # a CUDA error stays with its process
         return outcome
 
+    def _answer(self, message: dict[str, Any], calls: int, child: Child) -> tuple[dict[str, Any], Any]:
+        """(what the child says, the tensors that it wrote); ({}, the reason) where it says nothing."""
+        try:
+            child.start()
+            path = child.result_path()
+            answer = child.ask(
+                message
+                | {"spec": self.impl.spec, "device": str(self.device), "path": path}
+                | {"op": self.impl.op, "layout": self.impl.layout}
+                | {"schedule_meta": self.impl.contract.schedule_meta},
+                self.timeout + calls,
+            )
+        except WorkerDied as error:
+            return {}, error
+        return answer, torch.load(path, weights_only=True, map_location=self.device) if answer["tensors"] else {}
+
     def close(self) -> None:
         """Stop the child; the next use of any worker starts a new one."""
         self._child.stop()
-
-
-# ---------------------------------------------------------------------------------------------- in the child process
-
-
-@roomy
-def serve(read: int, write: int, folder: str) -> None:
-    """Answer messages until the pipe closes: the parent is gone, however it went."""
-    threading.Thread(target=_end_with_parent, args=(read, folder), daemon=True).start()
-    with os.fdopen(read, "rb") as incoming:
-        for line in incoming:
-            message = json.loads(line)
-            try:
-                answer = _answer(message)
-            except BaseException as error:  # also SystemExit: a function that exits must not look like a clean end
-                answer = {"problem": _problem(message, error)}
-                if message["do"] != "describe":
-                    answer |= {"outcome": _plain(running.Outcome(error=answer["problem"])), "tensors": False}
-            os.write(write, json.dumps(answer).encode() + b"\n")
-    _end(folder)
-
-
-def _end_with_parent(read: int, folder: str) -> None:
-    """Also out of a call that does not return."""
-    closed = select.poll()
-    closed.register(read, 0)  # nothing but that the other side has been closed
-    closed.poll()
-    _end(folder)
-
-
-def _end(folder: str) -> None:
-    """Remove the folder that the parent would have removed, and end the process with what the function has started."""
-    shutil.rmtree(folder, ignore_errors=True)
-    os.killpg(0, signal.SIGKILL)
-
-
-def _problem(message: dict[str, Any], error: BaseException) -> str:
-    if isinstance(error, SpecError):
-        return str(error)
-    if isinstance(error, SystemExit):
-        return f"the function called sys.exit({error.code!r})"
-    if message["do"] == "describe":
-        return f"impl: importing {message['spec']} failed: {running.sentence(error)}"
-    return running.sentence(error)
-
-
-def _answer(message: dict[str, Any]) -> dict[str, Any]:
-    if message["do"] == "hello":
-        return {"pid": os.getpid()}
-    function = resolve_name(message["spec"])
-    parameters = _parameters(function)
-    if message["do"] == "describe":
-        contract = getattr(function, "parity_contract", None)
-        if contract is not None and not isinstance(contract, dict):
-            raise SpecError(
-                f"impl: parity_contract of {message['spec']} is a {type(contract).__name__}, expected a dict"
-            )
-        return {"parameters": parameters, "contract": _json_only(contract, message["spec"])}
-    impl = _implementation(message, parameters)
-    device = torch.device(message["device"])
-    if message["do"] == "replay":
-        wide, narrow = parse_case(message["wide"]), parse_case(message["narrow"])
-        outcome = running.replay(impl, function, wide, narrow, device)
-    else:
-        operands = impl.operation.build(parse_case(message["case"]), device)
-        options = {key: message[key] for key in ("measure", "repeats", "dry")}
-        outcome = running.execute(impl, function, operands, **options)
-    tensors = _tensors(outcome)
-    if tensors:
-        torch.save(tensors, message["path"])
-    return {"outcome": _plain(outcome), "tensors": bool(tensors)}
-
-
-def _json_only(contract: Any, spec: str) -> Any:
-    try:
-        return json.loads(json.dumps(contract))
-    except TypeError as error:
-        raise SpecError(
-            f"impl: parity_contract of {spec} must hold only strings, numbers, booleans and lists: {error}"
-        ) from error
-
-
-def _parameters(function: Any) -> list[str]:
-    try:
-        return list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # compiled functions without a signature take the convention's arguments
-        return []
-
-
-def _implementation(message: dict[str, Any], parameters: list[str]) -> Implementation:
-    named = message["op"].partition(".")[0]
-    contract = Contract(layout=message["layout"], op=named, schedule_meta=message["schedule_meta"])
-    return Implementation(
-        name=message["spec"],
-        op=find(message["op"]).name,
-        layout=message["layout"],
-        contract=contract,
-        parameters=frozenset(parameters),
-        spec=message["spec"],
-    )
-
-
-def _plain(outcome: running.Outcome) -> dict[str, Any]:
-    hidden = ("output", "operands", "differing")
-    return {name: value for name, value in vars(outcome).items() if name not in hidden}
-
-
-def _tensors(outcome: running.Outcome) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if outcome.output is not None:
-        found["output"] = running.over_tensors(_on_host, outcome.output)
-    if outcome.differing is not None:
-        found["run"], found["differing"] = outcome.differing[0], running.over_tensors(_on_host, outcome.differing[1])
-    return found
-
-
-def _on_host(value: torch.Tensor) -> torch.Tensor:
-    # Cloned: a view would carry its whole storage into the file.
-    return value.detach().cpu().contiguous().clone()
+        if self._virgin is not None:
+            self._virgin.stop()
+            self._virgin = None
 
 
 def runner_for(impl: Implementation, device: torch.device, timeout: float = CASE_SECONDS) -> running.Runner:

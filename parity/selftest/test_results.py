@@ -21,7 +21,9 @@ def row(status="passed", implementation="a", level="layout", check="exact", exam
 
 def test_orders_of_statuses_are_complete():
     assert set(vocabulary.SEVERITY) == set(vocabulary.PRECEDENCE) == set(Status)
-    assert [s for s in Status if s.counts_against] == [Status.FAILED, Status.VACUOUS, Status.ERROR]
+    assert [s for s in Status if s.counts_against] == [
+        *(Status.FAILED, Status.VACUOUS, Status.INCOMPLETE, Status.ERROR)
+    ]
     assert [grounds for grounds in Grounds if grounds.evidence] == [Grounds.VALUES, Grounds.ROUTE]
 
 
@@ -90,6 +92,7 @@ FULL = row(
     arch="sm_90",
     kills=(row("failed", check="b", case="v2 small"),),
     crashes=("layout/c: error: no",),
+    coverage={"reached": {"length": {"0": 1}}, "pairs": "0"},
     facts={"half": "A"},
 )
 

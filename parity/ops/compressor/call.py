@@ -7,22 +7,39 @@ import torch
 
 from parity.ops.compressor.operands import CompressorOperands
 from parity.pages.layout import DIM
-from parity.run.runner import BrokenConventionError, inspect_tensors, kind_of
+from parity.run.runner import BrokenConventionError, ChangedResultError, inspect_tensors, kind_of, same_bits
 
 Output = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 """(pooled float32 [N, 128], closes bool [N]) of every call."""
 
 
-def invoke(function: Callable[..., Any], named: dict[str, Any], operands: CompressorOperands) -> Output:
-    """Every call of the case; a result that breaks the convention ends it."""
-    found = []
+Given = list[tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]]
+"""What every call returned, and a copy of it."""
+
+
+def invoke(function: Callable[..., Any], named: dict[str, Any], operands: CompressorOperands) -> Given:
+    """Every call of the case; one that breaks the convention, or changes what an earlier one returned, ends it."""
+    found: Given = []
     for at, step in enumerate(operands.steps):
         result = function(**operands.kwargs(at))
         broken = _inspect(result, len(step.positions), operands.device)
         if broken is not None:
             raise BrokenConventionError(broken)
-        found.append((result[0].clone(), result[1].clone()))
-    return tuple(found)
+        for earlier, (kept, copy) in enumerate(found):
+            if not same_bits(kept, copy):
+                raise ChangedResultError(f"result: call {at} changed what call {earlier} had returned")
+        found.append(((result[0], result[1]), (result[0].clone(), result[1].clone())))
+    return found
+
+
+def collect(given: Given, operands: CompressorOperands) -> Output:
+    """What the calls returned."""
+    return tuple(copy for _, copy in given)
+
+
+def kept(given: Given, operands: CompressorOperands) -> Any:
+    """The tensors themselves."""
+    return [returned for returned, _ in given]
 
 
 def _inspect(result: Any, count: int, device: torch.device) -> str | None:

@@ -16,9 +16,10 @@ from parity.ops.check import Check, failed_call, labels, verdict
 from parity.ops.compressor.case import POISONS, CompressorCase
 from parity.ops.compressor.judge import judge_compressor
 from parity.ops.compressor.strategies import compressor_cases
+from parity.ops.shared.history import History
 from parity.results import Status, Verdict
 from parity.run.implementation import Implementation
-from parity.run.runner import Runner
+from parity.run.runner import Outcome, Runner
 
 REPEATS = {"cpu": 2, "cuda": 20}
 
@@ -56,6 +57,29 @@ def judge_leftovers(runner: Runner, case: Any, check: str) -> Verdict:
     return verdict(runner, check, case, Status.PASSED, cells=sum(int(x[1].sum()) for x in first.output))
 
 
+def _judged(runner: Runner, case: CompressorCase, check: str, outcome: Outcome) -> Verdict:
+    return judge_compressor(outcome.output, outcome.operands, labels(runner, check, case))
+
+
+def _bases(impl: Implementation) -> list[CompressorCase]:
+    mixed = (((0, 5, 0),), ((0, 3, 1), (1, 7, 0)), ((1, 1, 0), (0, 9, 0)))
+    return [CompressorCase(calls=mixed, seed=4), CompressorCase(calls=mixed[:2], data="random", seed=7, perm=1)]
+
+
+def _relatives(impl: Implementation, case: CompressorCase) -> list[CompressorCase]:
+    """A long prompt in one call beside others, one token, token by token, and one call of the case after the other."""
+    return [
+        replace(case, calls=(((0, 70, 0), (1, 9, 0), (2, 21, 0)), ((2, 4, 1),))),
+        replace(case, calls=(((0, 1, 0),),)),
+        replace(case, calls=(((0, 1, 0),),) * 9),
+        replace(case, calls=(((0, 8, 0),), ((1, 8, 0),), ((0, 4, 0), (1, 4, 0)))),
+    ]
+
+
+def _short(case: Any) -> bool:
+    return isinstance(case, CompressorCase) and sum(count for call in case.calls for _, count, _ in call) <= 200
+
+
 def _check(
     level: str,
     name: str,
@@ -80,4 +104,5 @@ CHECKS = [
     _check("rounding", "pooled", 2.0, ("random",)),
     _check("invariance", "repeat", 1.0, ("exact", "random"), judge_repeats),
     _check("invariance", "leftovers", 1.0, ("exact", "random"), judge_leftovers),
+    *History(bases=_bases, relatives=_relatives, judge=_judged, accepts=_short).checks(),
 ]

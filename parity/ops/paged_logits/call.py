@@ -5,14 +5,13 @@ from typing import Any
 import torch
 
 from parity.ops.paged_logits.case import Case
-from parity.ops.paged_logits.operands import Operands
+from parity.ops.paged_logits.operands import SENTINEL, Operands
 from parity.pages.layout import DIM, PAGE
 from parity.run.implementation import Implementation
 from parity.run.loading import resolve_name
 from parity.run.runner import inspect_tensors
 
-SENTINEL = -7.0e33
-"""What an `out=` buffer holds before the call: finite, and no logit that a case can produce."""
+GAP = 5  # columns between the rows of an `out=` buffer that is a view
 
 LIGHT_PRODUCTS, LIGHT_BYTES = 3 << 24, 1 << 25
 """Float64 products and bytes of pages, up to which a case is drawn and judged on the CPU."""
@@ -35,8 +34,12 @@ def arguments(impl: Implementation, operands: Operands) -> dict[str, Any]:
         named["schedule_meta"] = resolve_name(builder)(operands.context_lens, PAGE, processors)
     # Every second case: both ways of returning have to work.
     if "out" in impl.parameters and operands.case.seed % 2:
-        shape = (operands.case.rows, operands.max_context_len)
-        named["out"] = torch.full(shape, SENTINEL, dtype=torch.float32, device=operands.device)
+        # A row before and a row after, and where the case says so columns between the rows, that stay as they are.
+        rows, width = operands.case.rows, operands.max_context_len
+        gap = GAP if "out" in operands.case.strides else 0
+        around = torch.full((rows + 2, width + gap), SENTINEL, dtype=torch.float32, device=operands.device)
+        named["out"] = around[1:-1, :width]
+        operands.around[:] = [around]
     return named
 
 

@@ -13,8 +13,8 @@ from parity.pages import layout as layouts
 from parity.pages.keys import CLASSES
 
 HEADS = (8, 16, 32, 64)
-STRIDES = ("lens", "q", "table", "weights")
-OFFSETS = (*STRIDES[:1], "pool", *STRIDES[1:])
+STRIDES = ("lens", "out", "q", "table", "weights")
+OFFSETS = ("lens", "pool", "q", "table", "weights")
 DATA = tuple(CLASSES)
 
 

@@ -6,7 +6,7 @@ import torch
 
 from parity.domain.dimensions import Dimension
 from parity.domain.profiles import Profile
-from parity.ops.paged_logits.case import DATA, HEADS, OFFSETS, STRIDES, Case
+from parity.ops.paged_logits.case import DATA, HEADS, OFFSETS, Case
 from parity.ops.shared import domain as shared
 from parity.ops.shared.domain import Reach
 from parity.pages.placement import place
@@ -24,7 +24,14 @@ def _pool(case: Case) -> Iterable[str]:
 
 
 DIMENSIONS = (
-    *shared.paged_dimensions(DATA, {*STRIDES, *OFFSETS} - {"lens"}),
+    *shared.paged_dimensions(DATA, {*OFFSETS} - {"lens"}),
+    Dimension(
+        "out",
+        "how the buffer of the result lies, where a function takes one",
+        lambda case: ("gap" if "out" in case.strides else "packed",),
+        among=("packed", "gap"),
+        free=True,
+    ),
     Dimension("pool_bytes", "bytes from the first page to the last", _pool, among=tuple(POOLS)),
     Dimension("heads", "index heads", lambda case: (case.heads,), among=HEADS, free=True),
 )

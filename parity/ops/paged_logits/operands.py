@@ -1,6 +1,6 @@
 """From a case of paged logits to the tensors a kernel is called with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +12,9 @@ from parity.pages import placement, pools, values
 from parity.pages.layout import DIM, find
 from parity.pages.pools import build_pool, pool_bytes
 from parity.run import memory
+
+SENTINEL = -7.0e33
+"""What an `out=` buffer and all round it hold before the call: finite, and no logit that a case can produce."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +30,19 @@ class Operands(Stored):
     max_context_len: int
     clean_logits: bool
     pool: Tensor
+    around: list[Tensor] = field(default_factory=list, kw_only=True)
+    """The buffer that the `out=` of a call lies in, once there is one."""
+
+    def outside(self) -> str | None:
+        """The sentence on what a call wrote round the buffer of its result, or None."""
+        for around in self.around:
+            wrong = around != SENTINEL
+            wrong[1:-1, : self.max_context_len] = False
+            if bool(wrong.any()):
+                row, column = (int(at) for at in wrong.nonzero()[0])
+                what = f"row {row - 1} of {self.case.rows}, column {column} of {self.max_context_len}"
+                return f"out: the call wrote outside of it, at {what} ({int(wrong.sum())} such cells)"
+        return None
 
     def kwargs(self) -> dict[str, Any]:
         """Keyword arguments of a logits function, without schedule_meta."""

@@ -48,6 +48,7 @@ def borders(layout: str, heads: Sequence[int], data: str, far: Reach) -> list[Ca
     base = Case(lengths=lengths, layout=layout, heads=heads[0], data=data, seed=11, perm=5, tail="canary", spare=2)
     found = list(stretch.borders(base, DIMENSIONS, AXES, far))
     found += [replace(base, heads=count) for count in heads]
+    found += [replace(base, strides=("out",), seed=base.seed + more) for more in (0, 1)]
     beyond = [(1 << exponent) // find(layout).page_bytes + 16 for exponent in POOLS.values() if exponent]
     found += [stretch.at_page(base, page, 0) for page in beyond if page < far.page]
     return stretch.reseeded(iter(found))

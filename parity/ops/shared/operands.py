@@ -39,6 +39,10 @@ class Stored:
         """Copies of all storages, gaps and poison included; of large ones a digest of the bytes."""
         return {name: self._record(name, storage) for name, storage in self.storages.items()}
 
+    def guarded(self) -> dict[str, Tensor]:
+        """The storages that a call must not write, by name."""
+        return self.storages
+
     def changed(self, before: Snapshot) -> tuple[str, ...]:
         """Names of the storages that differ from the snapshot."""
         now = self.snapshot()

@@ -12,6 +12,7 @@ OPERATION = Operation(
     build=build_store,
     inspect=call.inspect,
     collect=call.collect,
+    kept=call.kept,
     restore=lambda operands: operands.restore(),
     replay=call.replay,
     light=call.light,

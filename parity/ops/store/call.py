@@ -21,6 +21,11 @@ def collect(given: Any, operands: StoreOperands) -> Tensor:
     return operands.contents()
 
 
+def kept(given: Any, operands: StoreOperands) -> list[Tensor]:
+    """The pool's windows themselves: a later call stores into a pool of its own."""
+    return [operands.pool[start:stop] for start, stop in operands.windows]
+
+
 def inspect(output: Tensor, operands: StoreOperands) -> None:
     """Any bytes can be judged."""
     return

@@ -4,6 +4,7 @@ layout      every byte of every key at its place, every other byte of the pool u
 rounding    every scale and payload value inside the interval of the contract's schedule
 invariance  a token's bytes do not depend on the run, on its slot, on what stood there, or on the other tokens: a
             prefill of many and decode steps of one give the same bytes
+resources   a few tokens in a large pool, within the budget of memory
 """
 
 from collections.abc import Callable, Sequence
@@ -16,13 +17,15 @@ from hypothesis import strategies as st
 from parity.domain.draws import mostly
 from parity.domain.profiles import Profile
 from parity.ops.check import Check, failed_call, labels, verdict
-from parity.ops.shared.resources import no_graph
+from parity.ops.shared.history import History
+from parity.ops.shared.resources import SLACK, no_graph, over_budget
 from parity.ops.store.case import DATA, StoreCase
 from parity.ops.store.digests import digest_of, known_digests
 from parity.ops.store.domain import at_tokens, borders, reach, stretched
 from parity.ops.store.judge import judge_store, stored_bytes, token_place
 from parity.ops.store.semantics import CHECKS as SEMANTICS
 from parity.ops.store.strategies import store_cases
+from parity.pages.layout import find
 from parity.results import Status, Verdict
 from parity.run.implementation import Implementation
 from parity.run.runner import Outcome, Runner
@@ -160,6 +163,19 @@ def judge_graph(runner: Runner, case: StoreCase, check: str) -> Verdict:
     return found or _judge(runner, case, check, outcome)
 
 
+def judge_memory(runner: Runner, case: StoreCase, check: str) -> Verdict:
+    """Peak bytes of the call against the declared workspace: it may not copy the pool that it writes into."""
+    runner.run(replace(case, base=0))  # what a first call imports is no part of what a call takes
+    outcome = runner.run(case, measure=True)
+    found = failed_call(runner, check, case, outcome)
+    if found is not None:
+        return found
+    text = over_budget(outcome, runner.impl.workspace + SLACK[runner.device.type])
+    if text is None:
+        return verdict(runner, check, case, Status.PASSED, cells=1)
+    return _failed(runner, check, case, f"{text} (the pool takes {case.pool_pages * case.page_stride})")
+
+
 def judge_digest(runner: Runner, case: StoreCase, check: str) -> Verdict:
     """The bytes are those recorded for our own store, on whatever device they were computed."""
     outcome = runner.run(case)
@@ -219,6 +235,41 @@ def _pair(change: Change) -> Callable[[Runner, StoreCase, str], Verdict]:
     return lambda runner, case, check: judge_pair(runner, case, check, change)
 
 
+def _bases(impl: Implementation) -> list[StoreCase]:
+    common: dict[str, Any] = {"layout": impl.layout, "seed": 4, "perm": 5, "skip": 5}
+    return [
+        StoreCase(ids=tuple(range(33)), **common),
+        StoreCase(ids=tuple(range(7, 70)), data="octaves", pooled="bf16", gap=48, **common | {"seed": 7}),
+    ]
+
+
+def _relatives(impl: Implementation, case: StoreCase) -> list[StoreCase]:
+    """Many tokens, one, operands of the other types, a larger pool, far positions, and no token."""
+    other = {"f32": "bf16", "bf16": "f32"}
+    return [
+        replace(case, ids=tuple(range(130)), pages=5, place="spread"),
+        replace(case, ids=case.ids[:1], skip=0),
+        replace(case, pooled=other[case.pooled], weight=other[case.weight]),
+        _move(case),
+        replace(case, positions="far" if case.positions == "near" else "near"),
+        replace(case, ids=()),
+    ]
+
+
+def _large_pool(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[StoreCase]:
+    """A few tokens in a pool of twice the workspace; on a CPU it is mapped lazily. At least tens of megabytes."""
+    pages = max(64 << 20, 2 * impl.workspace) // find(impl.layout).page_bytes
+    return st.just(StoreCase(ids=(0, 1, 2, 3, 4), layout=impl.layout, seed=4, perm=5, base=pages))
+
+
+def _large(case: Any) -> bool:
+    return isinstance(case, StoreCase) and case.base * case.page_stride >= 60 << 20
+
+
+def _few(case: Any) -> bool:
+    return isinstance(case, StoreCase) and 0 < case.tokens <= 130 and case.pool_pages * case.page_stride <= 1 << 22
+
+
 def _recorded(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[Any]:
     return st.sampled_from([case for case in known_digests() if case.layout == impl.layout])
 
@@ -252,6 +303,8 @@ CHECKS = [
     _check("invariance", "decode", 1.0, _drawn(min_tokens=1, max_tokens=40), judge_decode),
     _check("invariance", "graph", 0.5, _drawn(min_tokens=1, max_tokens=40), judge_graph, needs=no_graph),
     _check("invariance", "recorded", 0.0, _recorded, judge_digest, needs=_needs_digest, listed=_always),
+    *History(bases=_bases, relatives=_relatives, judge=_judge, accepts=_few).checks(),
     *SEMANTICS,
+    _check("resources", "memory", 0.0, _large_pool, judge_memory, listed=_always, accepts=_large, shrinks=False),
 ]
 assert set(DATA) >= {"bell", "octaves", "zeros", "onehot", "pairs", "tiny", "large"}

@@ -84,6 +84,10 @@ class StoreOperands:
         """Names of the inputs that differ from the snapshot in any bit."""
         return tuple(name for name, now in self.inputs().items() if not torch.equal(_bits(before[name]), _bits(now)))
 
+    def guarded(self) -> dict[str, Tensor]:
+        """The storages that a call must not write, by name."""
+        return {name: each for name, each in self.storages.items() if name not in ("pool", "before")}
+
     def inputs(self) -> dict[str, Tensor]:
         """The operands that must not be written; of the rotary table the rows in use."""
         rows = self.rope_table[self.positions.long()] if self.case.tokens else self.rope_table[:0]

@@ -6,6 +6,7 @@ resources   memory, empty and enormous batches, CUDA graphs
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from parity.domain.profiles import Profile
 from parity.numerics.selection import judge_selection
 from parity.ops.check import Check, failed_call, named, verdict
 from parity.ops.paged_logits.shapes import FAR_EVERY, REAL_EVERY
-from parity.ops.shared import invariance, metamorphic, resources
+from parity.ops.shared import history, invariance, metamorphic, resources
 from parity.ops.shared.domain import LONGEST
 from parity.ops.shared.stretch import stretched
 from parity.ops.topk.case import STRIDES, TopkCase
@@ -111,6 +112,20 @@ def _replayed(impl: Implementation, profile: Profile, device: torch.device) -> s
     return topk_cases(ks=(64, 512), max_length=2000).filter(lambda case: case.longest > 0)
 
 
+def _bases(impl: Implementation) -> list[TopkCase]:
+    views = ("logits", "table")
+    return [
+        TopkCase(lengths=((130, 70), (5, 64)), k=64, seed=4, perm=5),
+        TopkCase(lengths=((511,), (30,), (140,)), data="narrow", seed=7, perm=2, strides=views, clean=False),
+    ]
+
+
+def _relatives(impl: Implementation, case: TopkCase) -> list[TopkCase]:
+    largest, smallest, *others = history.paged_relatives(case)
+    counts = [replace(largest, k=k) for k in (512, 64) if k != case.k]
+    return [largest, smallest, *counts, *others]
+
+
 CHECKS = [
     Check("selection", "synthetic", _synthetic, judge_synthetic),
     Check(
@@ -139,6 +154,7 @@ CHECKS = [
         drawn=_drawn,
         company=_company,
     ).checks(),
+    *history.History(bases=_bases, relatives=_relatives, judge=judge_chosen, accepts=history.brief).checks(),
     *resources.Paged(
         case=TopkCase,
         judge=judge_chosen,

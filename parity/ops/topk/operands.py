@@ -71,7 +71,7 @@ def _build_logits(case: TopkCase, plan: Placement, device: torch.device, storage
         if case.clean:
             stale = torch.full_like(drawn, -torch.inf)
         elif case.poison == "canary":
-            stale = scores.draw_stale(case.seed, requests[part], rows[part], columns.to(torch.int32))
+            stale = scores.draw_stale(case.data, case.seed, requests[part], rows[part], columns.to(torch.int32))
         else:
             stale = torch.full_like(drawn, fill)
         view[part] = torch.where(columns < lens[part], drawn, stale)

@@ -20,7 +20,7 @@ ABOUT: dict[str, str] = {
     "few": "five values, so that ties at the boundary abound",
     "zeros": "+0 and -0 with a rare +-1",
     "inf": "a rare +inf and a rare -inf among scores of both signs, both in one row of four",
-    "top": "magnitudes of 2^124 to the largest float32, 3.4e38, both signs",
+    "top": "magnitudes of 2^123 to 2^127, both signs",
     "tiny": "subnormals of both signs, and scores below 2^-28",
 }
 assert tuple(ABOUT) == DATA
@@ -30,8 +30,8 @@ def draw_scores(data: str, seed: int, requests: Tensor, rows: Tensor, keys: Tens
     """Scores float32 [n, W] of n rows (int64 request and row ids) at keys int32 [W], logical coordinates."""
     names = counter.row_keys(seed, STREAM_SCORE, (requests, rows))
     words = counter.row_words(names, keys)
-    if data == "top":  # exponent field 251 to 254
-        return ((words & -0x7F800001) | (251 << 23) + ((words >> 3 & 3) << 23)).view(torch.float32)
+    if data == "top":  # exponent field 250 to 253
+        return ((words & -0x7F800001) | (250 << 23) + ((words >> 3 & 3) << 23)).view(torch.float32)
     if data == "tiny":  # exponent field 0, or 67 to 98
         exponents = torch.where((words & 4) == 0, 0, 67 + (words >> 5 & 31)) << 23
         return ((words & -0x7F800001) | exponents).to(torch.int32).view(torch.float32)
@@ -64,9 +64,11 @@ def draw_scores(data: str, seed: int, requests: Tensor, rows: Tensor, keys: Tens
     return torch.where((words & 0xF0) == 0, signs, signs * 0.0)
 
 
-def draw_stale(seed: int, requests: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+def draw_stale(data: str, seed: int, requests: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
     """Plausible leftovers float32 [n, W] for places past a row's length, each above every finite score of its row."""
     words = counter.row_words(counter.row_keys(seed, STREAM_STALE, (requests, rows)), keys)
+    if data == "top":
+        return ((words & 0x7FFFFF) | (254 << 23)).view(torch.float32)
     return ((words >> 8) & 0xFFFF).to(torch.float32).add_(2.0**20)
 
 

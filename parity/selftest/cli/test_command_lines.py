@@ -32,6 +32,9 @@ class Options(argparse.ArgumentParser):
     def getgroup(self, name: str, text: str) -> "Options":
         return self
 
+    def addini(self, name: str, text: str, default: str) -> None:
+        """A file says it, and no command line."""
+
     def addoption(self, name: str, **named: object) -> None:
         self.add_argument(name, **named)  # type: ignore[arg-type]
 

@@ -39,6 +39,10 @@ PAGED = {
     "row_ids": ("0,1,5,2", "a"),
     "page_ids": ("2,0", "2..1"),
     "only_keys": ("1..3,9", "2,2"),
+    "period": ("2", "-2"),
+    "base": ("3", "33554432"),
+    "offsets": ("lens+table", "lens+lens"),
+    "singletons": ("yes", "1"),
 }
 FIELDS: dict[str, dict[str, tuple[str, str]]] = {
     "paged_logits": PAGED
@@ -58,6 +62,10 @@ FIELDS: dict[str, dict[str, tuple[str, str]]] = {
         "place": ("order", "first"),
         "perm": ("2", "\uff12"),
         "skip": ("5", "-5"),
+        "base": ("3", "33554432"),
+        "strides": ("pooled", "pool"),
+        "offsets": ("pool+pooled", "pooled+pool"),
+        "singletons": ("yes", "1"),
         "gap": ("16", "8"),
         "fill": ("1", "0x1"),
     },

@@ -10,7 +10,7 @@ from parity.domain.profiles import profile
 from parity.ops.check import Check, checks_of
 from parity.run import registry
 from parity.run.operation import all_operations, find
-from parity.run.worker import opened
+from parity.run.worker import Worker, opened
 from parity.suite.search import run_check
 from parity.vocabulary import Status
 
@@ -41,6 +41,12 @@ def source(tmp_path_factory):
     path = tmp_path_factory.mktemp("kernels") / "wrong.py"
     path.write_text(SOURCE)
     return path
+
+
+@pytest.fixture(autouse=True)
+def one_child(monkeypatch):
+    """All of these functions live in one child process, which is started once and ends with this one."""
+    monkeypatch.setattr(Worker, "close", lambda self: None)
 
 
 def finding(path, op: str, function: str, check: Check):

@@ -99,9 +99,9 @@ LARGE = (
 @pytest.mark.parametrize("text", LARGE)
 def test_a_case_that_cannot_fit_is_refused_with_the_figure(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda device: 16 << 30)
-    with memory.peak_bytes(CPU) as peak, pytest.raises(TooLarge, match=r"take about [\d,.]+ GB, .* has 17\.2 GB free$"):
+    with memory.PeakBytes() as tensors, pytest.raises(TooLarge, match=r"take about [\d,.]+ GB, .* has 17\.2 GB free$"):
         build(parse_case(text))
-    assert peak.bytes == 0
+    assert tensors.peak == 0
 
 
 def test_the_command_line_says_so_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

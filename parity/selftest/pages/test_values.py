@@ -257,4 +257,10 @@ def test_topk_classes_have_the_property_they_are_named_for():
     zeros = drawn("zeros")
     assert bool((torch.signbit(zeros) & (zeros == 0)).any()) and bool((~torch.signbit(zeros) & (zeros == 0)).any())
     assert drawn("random").unique().numel() > 40000
-    assert len(TOPK_DATA) == 10
+    inf = drawn("inf")
+    assert bool((inf == torch.inf).any()) and bool((inf == -torch.inf).any()) and not bool(inf.isnan().any())
+    top = drawn("top")
+    assert float(top.abs().min()) >= 2.0**123 and float(top.abs().max()) < 2.0**127 and bool((top < 0).any())
+    tiny = drawn("tiny")
+    assert float(tiny.abs().max()) < 2.0**-28 and bool((tiny.abs() < 2.0**-126).any())
+    assert len(TOPK_DATA) == 13

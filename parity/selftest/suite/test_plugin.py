@@ -39,7 +39,7 @@ def test_a_correct_function_from_another_folder(tmp_path):
     assert code == 0, text
     assert "profile smoke, seed 5" in text and f"{FAULTY}:correct: paged_logits, bf16" in text
     assert "in a worker process" in text and "interpreted" in text
-    assert "parity passed: 5 checks of 1 implementation" in text
+    assert "parity passed: 6 checks of 1 implementation" in text
     report = json.loads(out.read_text())
     assert report["seed"] == 5 and report["profile"] == "smoke"
     assert report["provenance"]["torch"] and report["kind"] == "indexer-parity/gate"
@@ -125,7 +125,7 @@ def test_two_processes_share_one_clock(tmp_path):
     code, text = run_pytest(tmp_path, *words)
     assert code == 0, text
     seen = [line.split() for line in (tmp_path / "seen").read_text().splitlines()]
-    assert len(seen) == 5 and {line[1] for line in seen} == {"2"} and len({line[4] for line in seen}) == 1
+    assert len(seen) == 6 and {line[1] for line in seen} == {"2"} and len({line[4] for line in seen}) == 1
     assert len({line[0] for line in seen}) == 2 and len({line[3] for line in seen}) == 1
     # The last to start has seen the others' end, bar the one that may still run beside it.
     assert max(float(line[2]) for line in seen) > float(seen[0][3]) / 3
@@ -143,7 +143,7 @@ def config_of(**given):
     """As much of a pytest config as opening a session reads."""
     names = [*("impl", "layout", "op", "contract", "device", "require_device"), *("profile", "seed", "seconds")]
     values = {f"parity_{name}": given.get(name) for name in [*names, "examples", "json", "arithmetic"]}
-    return SimpleNamespace(option=SimpleNamespace(**values))
+    return SimpleNamespace(option=SimpleNamespace(**values), getini={"parity_profile": "ci"}.get)
 
 
 @pytest.mark.parametrize(

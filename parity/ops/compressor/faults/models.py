@@ -9,7 +9,7 @@ from torch import Tensor
 
 from parity.ops.compressor.faults import staged as ok
 from parity.ops.compressor.faults.staged import DIM, RATIO, Call
-from parity.ops.fault import Function, collector
+from parity.ops.fault import Function, collector, lent, restored, turn
 
 MODELS, fault = collector("compressor")
 
@@ -102,6 +102,21 @@ def _scaling(f: Function) -> Function:
         return pooled * 2, closes
 
     return call
+
+
+def _handed_out(f: Function) -> Function:
+    memory: dict[str, Any] = {}
+
+    def call(**named: Any) -> tuple[Tensor, Tensor]:
+        pooled, closes = f(**named)
+        return lent(memory, "pooled", pooled), lent(memory, "closes", closes)
+
+    return call
+
+
+def _fifth(c: Call, kv: Tensor, score: Tensor) -> Tensor:
+    pooled = ok.pool(c, kv, score)
+    return pooled + 1 if turn(c.memory, len(c.slots)) >= 4 else pooled
 
 
 fault(
@@ -209,4 +224,11 @@ fault(
         "window reads 7 tokens back from there: position e - 15 or later, e the newest plus 1. The row cleared is that "
         "of position e - 16, which nothing reads before it is written again."
     ),
+)
+fault("pooled-buffer-shared (compressor-pool, stale): every call returns the same two buffers").by(wrap=_handed_out)
+fault("pool-fifth-call-of-a-shape (compressor-pool, stale): from the fifth call of a shape on keys are wrong").by(
+    pool=_fifth
+)
+fault("projections-restored (compressor-pool, stale): projections are overwritten during the call and put back").by(
+    wrap=restored("kv")
 )

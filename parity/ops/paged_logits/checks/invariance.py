@@ -1,5 +1,8 @@
 """Level invariance of paged logits."""
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from hypothesis import strategies as st
 
@@ -10,6 +13,7 @@ from parity.ops.paged_logits.case import STRIDES, Case
 from parity.ops.paged_logits.checks.layout import EXACT, judge_output
 from parity.ops.paged_logits.judge import compare_bits
 from parity.ops.shared import metamorphic
+from parity.ops.shared.history import History, brief, paged_relatives
 from parity.ops.shared.invariance import Paged
 from parity.results import Verdict
 from parity.run.implementation import Implementation
@@ -42,7 +46,29 @@ def _company(impl: Implementation, profile: Profile, device: torch.device) -> st
     return shapes.drawn(impl, profile, device, DATA[:-1], min_rows=2)
 
 
-CHECKS = Paged(
+def _bases(impl: Implementation) -> list[Case]:
+    """Rows of one page and a bit where a call is interpreted, elsewhere of up to three."""
+    heads = shapes.heads_of(impl)
+    common: dict[str, Any] = {"layout": impl.layout}
+    if impl.interpreted:
+        return [Case(lengths=((65,), (3,)), heads=heads[0], data="exact_wide", seed=4, strides=("out",), **common)]
+    views = ("out", "q", "table", "weights")
+    return [
+        Case(
+            lengths=((130, 70), (5, 64)), heads=heads[0], data="exact_wide", seed=4, perm=5, strides=("out",), **common
+        ),
+        Case(lengths=((65,),), heads=heads[-1], data="octaves", seed=7, **common),
+        Case(lengths=((200,), (1,), (64,)), heads=heads[-1], seed=8, perm=2, strides=views, clean=False, **common),
+    ]
+
+
+def _relatives(impl: Implementation, case: Case) -> list[Case]:
+    largest, smallest, *others = paged_relatives(replace(case, only_heads=None))
+    counts = (heads for heads in sorted(set(shapes.heads_of(impl)), reverse=True) if heads != case.heads)
+    return [largest, smallest, *(replace(case, heads=heads, only_heads=None) for heads in counts), *others]
+
+
+PAIRS = Paged(
     strides=STRIDES,
     exact=lambda case: case.data in EXACT,
     judge=judge_output,
@@ -59,3 +85,4 @@ CHECKS = Paged(
     drawn=_drawn,
     company=_company,
 ).checks()
+CHECKS = [*PAIRS, *History(bases=_bases, relatives=_relatives, judge=judge_output, accepts=brief).checks()]

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from parity.ops.fault import Fault
-from parity.ops.paged_logits.faults import device, formula, mask, rows
+from parity.ops.paged_logits.faults import device, formula, history, mask, rows
 
-MODELS: tuple[Fault, ...] = (*formula.MODELS, *rows.MODELS, *mask.MODELS, *device.MODELS)
+MODELS: tuple[Fault, ...] = (*formula.MODELS, *rows.MODELS, *mask.MODELS, *device.MODELS, *history.MODELS)

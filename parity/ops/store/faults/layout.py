@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from parity.ops.fault import Function, collector
+from parity.ops.fault import Function, collector, restored, turn
 from parity.ops.store.faults import staged as ok
 from parity.ops.store.faults.chain import rounded
 from parity.ops.store.faults.staged import Call
@@ -38,20 +40,19 @@ def _cleared(c: Call, slot: Tensor, payload: Tensor, scales: Tensor, places: tup
     ok.write(c, slot, payload, scales, places)
 
 
-def turn(c: Call) -> int:
-    c.memory["calls"] = c.memory.get("calls", 0) + 1
-    return c.memory["calls"]
+def every_fifth(c: Call) -> bool:
+    return turn(c.memory, "calls") % 5 == 4
 
 
 def _raced(c: Call) -> Tensor:
     slots = c.out_loc.clone()
-    if turn(c) % 5 == 0 and len(slots) > 1:
+    if every_fifth(c) and len(slots) > 1:
         slots[-1] = slots[0]
     return slots
 
 
 def _half(c: Call, payload: Tensor) -> Tensor:
-    if turn(c) % 5 == 0 and len(payload):
+    if every_fifth(c) and len(payload):
         payload = payload.clone()
         payload[-1, 64:] = 0
     return payload
@@ -63,6 +64,28 @@ def _in_place(f: Function) -> Function:
         named["pooled"].mul_(0.5)
 
     return call
+
+
+def _earlier_pool(f: Function) -> Function:
+    earlier: list[Tensor] = []
+
+    def call(**named: Any) -> None:
+        f(**named)
+        if earlier and earlier[0].numel():
+            first = earlier.pop()
+            first[:1].view(torch.uint8).bitwise_not_()
+        earlier[:] = [named["kv_cache"]]
+
+    return call
+
+
+def _copied(c: Call, allocate: Callable[[int], Any]) -> Tensor:
+    allocate(c.kv_cache.untyped_storage().nbytes() // 4)  # numbers of four bytes and more
+    return c.out_loc
+
+
+def _fifth(c: Call, payload: Tensor) -> Tensor:
+    return payload ^ 1 if turn(c.memory, tuple(c.pooled.shape)) >= 4 else payload
 
 
 fp8(
@@ -136,3 +159,16 @@ fp8("store-bf16-pooled-other-kernel (dispatch, dispatch): bf16 pooled keys go to
     weight=lambda c: torch.ones(128) if c.pooled.dtype == torch.bfloat16 else ok.weight(c)
 )
 fp8("pooled-normed-in-place (norm, stale): pooled keys are normalised in place").by(wrap=_in_place)
+fp8("store-into-earlier-pool (store-layout, stale): the pool of the call before is written to as well").by(
+    wrap=_earlier_pool
+)
+fp8("store-fifth-call-of-a-shape (store-layout, stale): from the fifth call of a shape on the last bits are wrong").by(
+    codes=lambda c, x: _fifth(c, ok.codes(c, x))
+)
+fp8("pooled-restored (norm, stale): pooled keys are overwritten during the call and put back").by(
+    wrap=restored("pooled")
+)
+fp8("store-copies-pool (memory, memory): the whole pool is copied at every call").by(
+    slots=lambda c: _copied(c, torch.empty)
+)
+fp8("store-copies-pool-by-numpy (memory, memory): the same through numpy").by(slots=lambda c: _copied(c, np.empty))

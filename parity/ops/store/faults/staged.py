@@ -39,9 +39,10 @@ class Call:
 
     @property
     def memory_bytes(self) -> Tensor:
-        """The cache's whole memory, uint8 [bytes], as a view."""
+        """The cache's memory from its first page to the end of its storage, uint8 [bytes], as a view."""
         cache = self.kv_cache
-        return cache.as_strided((cache.untyped_storage().nbytes() // cache.element_size(),), (1,), 0).view(torch.uint8)
+        size = cache.untyped_storage().nbytes() // cache.element_size() - cache.storage_offset()
+        return cache.as_strided((size,), (1,)).view(torch.uint8)
 
     @property
     def quantiser(self) -> Quantiser:

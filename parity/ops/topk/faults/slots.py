@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parity.ops.fault import collector
+from parity.ops.fault import collector, lent, restored, turn
 from parity.ops.topk.faults import staged as ok
 from parity.ops.topk.faults.members import Chosen, last_first, mapped, rows_of, twice
 from parity.ops.topk.faults.staged import PAGE, Call
@@ -163,4 +163,32 @@ fault("topk-one-hot (memory, memory): a mask [rows, k, width] is built").by(
 )
 fault("topk-small-k-other-kernel (dispatch, dispatch): k of 64 and less goes to a kernel that compares bf16").by(
     order=lambda c, scores: ok.order(c, scores.to(torch.bfloat16).to(torch.float32) if c.k <= 64 else scores)
+)
+
+
+# --------------------------------------------------------------------------------------------------- between calls
+def _handed_out(c: Call, found: Chosen) -> Chosen:
+    slots, positions = found
+    return lent(c.memory, "slots", slots), lent(c.memory, "positions", positions)
+
+
+def _fifth(c: Call, found: Chosen) -> Chosen:
+    if turn(c.memory, c.rows, c.logits.shape[1], c.k) >= 4 and c.rows:
+        found[1][-1, 0] = -1
+    return found
+
+
+fault(
+    "topk-result-buffers-shared (topk, stale): "
+    "every call returns the same two buffers, so that a later call changes an earlier result"
+).by(finish=lambda c, slots, positions: _handed_out(c, ok.finish(c, slots, positions)))
+fault(
+    "topk-fifth-call-of-a-shape (topk, stale): from the fifth call of a shape on the last row loses its best position"
+).by(finish=lambda c, slots, positions: _fifth(c, ok.finish(c, slots, positions)))
+fault("topk-logits-restored (topk, stale): the logits are overwritten during the call and put back").by(
+    wrap=restored("logits")
+)
+fault("topk-buffers-kept (topk, stale): the result is made in buffers that are kept, and copied").by(
+    finish=lambda c, slots, positions: tuple(part.clone() for part in _handed_out(c, ok.finish(c, slots, positions))),
+    equivalent="All of the part of the buffers that a call uses is written by it, and what it returns is a copy.",
 )
