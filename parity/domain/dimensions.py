@@ -12,9 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import combinations
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from hypothesis import strategies as st
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,19 @@ class Dimension:
 
 def _name(first: int, last: int) -> str:
     return f"{first}" if first == last else f"{first}..{last}"
+
+
+def mostly(usual: st.SearchStrategy[T], rare: st.SearchStrategy[T], every: int) -> st.SearchStrategy[T]:
+    """`usual`, and `rare` in one of `every` places; shrinks toward `usual`.
+
+    Hypothesis's `one_of` counts a strategy once, however often it is named.
+    """
+
+    @st.composite
+    def chosen(draw: st.DrawFn) -> T:
+        return draw(rare if draw(st.integers(1, every)) == every else usual)
+
+    return chosen()
 
 
 @st.composite

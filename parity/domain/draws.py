@@ -6,15 +6,12 @@ short, and mixes in constants of the modules that happen to be loaded. That find
 elsewhere. The strategies name the edges that matter themselves, so their choices are taken evenly.
 """
 
-from typing import Any, TypeVar
+from typing import Any
 
-from hypothesis import strategies as st
 from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
 
 BACKEND = "parity-independent"
 """The name under which Hypothesis knows this way to draw; its `settings` take it."""
-
-T = TypeVar("T")
 
 
 class Independent(HypothesisProvider):
@@ -29,16 +26,3 @@ class Independent(HypothesisProvider):
 
 
 AVAILABLE_PROVIDERS[BACKEND] = f"{__name__}.{Independent.__name__}"  # by name: older releases know no other way
-
-
-def mostly(usual: st.SearchStrategy[T], rare: st.SearchStrategy[T], every: int) -> st.SearchStrategy[T]:
-    """`usual`, and `rare` in one of `every` places; shrinks toward `usual`.
-
-    Hypothesis's `one_of` counts a strategy once, however often it is named.
-    """
-
-    @st.composite
-    def chosen(draw: st.DrawFn) -> T:
-        return draw(rare if draw(st.integers(1, every)) == every else usual)
-
-    return chosen()

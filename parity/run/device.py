@@ -3,11 +3,13 @@
 import os
 import platform
 import subprocess
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from parity.vocabulary import DEVICES
 
@@ -105,3 +107,44 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "fp_fusion": os.environ.get("TRITON_DEFAULT_FP_FUSION"),
         "commit": commit(),
     }
+
+
+def to_device(operands: Any, device: str | torch.device) -> Any:
+    """The same operands (of any operation) on another device: every storage copied as it is, every view laid over its
+    copy.
+
+    The storages are those that the operands name, else their tensors, of which kv_cache is a view of the pool. Of one
+    that the operands call sparse only the rows in use are copied, for its zeros may be mapped and not there.
+    """
+    device = torch.device(device)
+    tensors = {part.name: getattr(operands, part.name) for part in fields(operands)}
+    tensors = {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
+    named = getattr(operands, "storages", None)
+    storages = {name: value for name, value in tensors.items() if name != "kv_cache"} if named is None else named
+    sparse = operands.sparse() if hasattr(operands, "sparse") else {}
+    copies = {
+        name: _rows_in_use(storage, sparse[name], device) if name in sparse else storage.to(device, copy=True)
+        for name, storage in storages.items()
+    }
+    homes = {storage.untyped_storage().data_ptr(): (storage, copies[name]) for name, storage in storages.items()}
+
+    def view(tensor: Tensor) -> Tensor:
+        if tensor.numel() == 0:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+        storage, copy = homes[tensor.untyped_storage().data_ptr()]
+        assert storage.is_contiguous()
+        start = tensor.storage_offset() * tensor.itemsize - storage.storage_offset() * storage.itemsize
+        start += copy.storage_offset() * copy.itemsize
+        home = copy.untyped_storage()
+        empty: Any = torch.empty(0, dtype=tensor.dtype, device=device)
+        return empty.set_(home, start // tensor.itemsize, tensor.shape, tensor.stride())
+
+    views: dict[str, Any] = {name: view(value) for name, value in tensors.items()}
+    return replace(operands, **views, **({} if named is None else {"storages": copies}))
+
+
+def _rows_in_use(table: Tensor, rows: Tensor, device: torch.device) -> Tensor:
+    """A table on the device that holds the given rows (int64) of another, and zeros elsewhere."""
+    copy = torch.zeros(table.shape, dtype=table.dtype, device=device)
+    copy[rows.to(device)] = table[rows].to(device)
+    return copy

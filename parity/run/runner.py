@@ -9,13 +9,14 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from parity.run import interpreter, memory
+from parity.run.device import to_device
 from parity.run.implementation import Implementation
 from parity.vocabulary import Grounds
 
@@ -151,47 +152,6 @@ def over_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, tuple | list):
         return tuple(over_tensors(change, each) for each in value)
     return None if value is None else change(value)
-
-
-def to_device(operands: Any, device: str | torch.device) -> Any:
-    """The same operands (of any operation) on another device: every storage copied as it is, every view laid over its
-    copy.
-
-    The storages are those that the operands name, else their tensors, of which kv_cache is a view of the pool. Of one
-    that the operands call sparse only the rows in use are copied, for its zeros may be mapped and not there.
-    """
-    device = torch.device(device)
-    tensors = {part.name: getattr(operands, part.name) for part in fields(operands)}
-    tensors = {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
-    named = getattr(operands, "storages", None)
-    storages = {name: value for name, value in tensors.items() if name != "kv_cache"} if named is None else named
-    sparse = operands.sparse() if hasattr(operands, "sparse") else {}
-    copies = {
-        name: _rows_in_use(storage, sparse[name], device) if name in sparse else storage.to(device, copy=True)
-        for name, storage in storages.items()
-    }
-    homes = {storage.untyped_storage().data_ptr(): (storage, copies[name]) for name, storage in storages.items()}
-
-    def view(tensor: Tensor) -> Tensor:
-        if tensor.numel() == 0:
-            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-        storage, copy = homes[tensor.untyped_storage().data_ptr()]
-        assert storage.is_contiguous()
-        start = tensor.storage_offset() * tensor.itemsize - storage.storage_offset() * storage.itemsize
-        start += copy.storage_offset() * copy.itemsize
-        home = copy.untyped_storage()
-        empty: Any = torch.empty(0, dtype=tensor.dtype, device=device)
-        return empty.set_(home, start // tensor.itemsize, tensor.shape, tensor.stride())
-
-    views: dict[str, Any] = {name: view(value) for name, value in tensors.items()}
-    return replace(operands, **views, **({} if named is None else {"storages": copies}))
-
-
-def _rows_in_use(table: Tensor, rows: Tensor, device: torch.device) -> Tensor:
-    """A table on the device that holds the given rows (int64) of another, and zeros elsewhere."""
-    copy = torch.zeros(table.shape, dtype=table.dtype, device=device)
-    copy[rows.to(device)] = table[rows].to(device)
-    return copy
 
 
 def sentence(error: BaseException) -> str:

@@ -34,7 +34,7 @@ OPERATION = replace(
     checks=later("parity.ops.paged_logits.checks:CHECKS"),
     implementations=later("parity.ops.paged_logits.builtin:implementations"),
     faults=later("parity.ops.paged_logits.faults:MODELS"),
-    domain=later("parity.ops.paged_logits.stretch:DOMAIN"),
+    domain=later("parity.ops.paged_logits.domain:DOMAIN"),
     staged=later("parity.ops.paged_logits.faults.diagnosis:function"),
     hooks={
         "golden": later("parity.ops.paged_logits.golden:GOLDEN"),

@@ -6,17 +6,15 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from parity.domain.draws import mostly
+from parity.domain.dimensions import mostly
 from parity.domain.notation import causal_lengths
 from parity.domain.profiles import Profile
-from parity.ops.paged_logits import stretch
+from parity.ops.paged_logits import domain
 from parity.ops.paged_logits.case import HEADS, Case
-from parity.ops.paged_logits.domain import reach
 from parity.ops.paged_logits.strategies import paged_cases
 from parity.ops.shared.case import POISONS, TAILS
-from parity.ops.shared.domain import LONGEST
+from parity.ops.shared.domain import LONGEST, stretched
 from parity.ops.shared.strategies import SEEDS
-from parity.ops.shared.stretch import stretched
 from parity.pages.layout import PAGE
 from parity.pages.placement import MAX_ID
 from parity.run.implementation import Implementation
@@ -67,7 +65,7 @@ def drawn(
     """`small` cases, in one of FAR_EVERY places gone far in one dimension, and with one of real shape in REAL_EVERY
     places on CUDA. Shrinks toward small ones."""
     plain = small(impl, profile, data, **options)
-    far = stretched(plain, stretch.AXES, reach(impl, profile, device), options.get("min_rows", 0))
+    far = stretched(plain, domain.AXES, domain.reach(impl, profile, device), options.get("min_rows", 0))
     both = mostly(plain, far, FAR_EVERY)
     if device.type != "cuda" or not profile.large:
         return both
@@ -75,9 +73,9 @@ def drawn(
 
 
 def borders(impl: Implementation, profile: Profile, device: torch.device) -> st.SearchStrategy[Case]:
-    """One case per border of every bucket that the profile goes to; see `stretch.borders`."""
+    """One case per border of every bucket that the profile goes to; see `domain.borders`."""
     heads = sorted(set(heads_of(impl)))
-    return st.sampled_from(stretch.borders(impl.layout, heads, "exact", reach(impl, profile, device)))
+    return st.sampled_from(domain.borders(impl.layout, heads, "exact", domain.reach(impl, profile, device)))
 
 
 def real(impl: Implementation, data: Sequence[str]) -> st.SearchStrategy[Case]:

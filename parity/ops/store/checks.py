@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from parity.domain.draws import mostly
+from parity.domain.dimensions import mostly
 from parity.domain.profiles import Profile
 from parity.ops.check import Check, failed_call, labels, verdict
 from parity.ops.shared.history import History

@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from parity.domain.draws import mostly
+from parity.domain.dimensions import mostly
 from parity.domain.profiles import Profile
 from parity.numerics.selection import judge_selection
 from parity.ops.check import Check, failed_call, named, verdict
 from parity.ops.paged_logits.shapes import FAR_EVERY, REAL_EVERY
 from parity.ops.shared import history, invariance, metamorphic, resources
-from parity.ops.shared.domain import LONGEST
-from parity.ops.shared.stretch import stretched
+from parity.ops.shared.domain import LONGEST, stretched
 from parity.ops.topk.case import STRIDES, TopkCase
 from parity.ops.topk.domain import AXES, borders, reach
 from parity.ops.topk.strategies import topk_cases

@@ -10,7 +10,6 @@ from parity.domain.contract import Contract
 from parity.domain.dimensions import Dimension, Domain, Promise
 from parity.domain.profiles import Profile
 from parity.ops.shared import domain as shared
-from parity.ops.shared import stretch
 from parity.ops.shared.domain import MOST_K, Reach
 from parity.ops.topk.case import DATA, STRIDES, TopkCase
 from parity.run.implementation import Implementation
@@ -35,18 +34,18 @@ DIMENSIONS = (
 def at_k(case: TopkCase, k: int, other: int) -> TopkCase:
     """So many places, and rows of one key fewer, as many and one more."""
     lengths = ((max(0, k - 1),), (k,), (k + 1,), (2 * k + other % 100,))
-    return replace(case, **stretch.PLAIN, lengths=lengths, k=k, prefix=0)
+    return replace(case, **shared.PLAIN, lengths=lengths, k=k, prefix=0)
 
 
-AXES: dict[str, Any] = {**stretch.AXES, "k": at_k}
+AXES: dict[str, Any] = {**shared.AXES, "k": at_k}
 
 
 def borders(reach: Reach) -> list[TopkCase]:
-    """See `parity.ops.shared.stretch.borders`; every border under data without ties and under every class."""
+    """See `parity.ops.shared.domain.borders`; every border under data without ties and under every class."""
     base = TopkCase(lengths=((70, 130), (5, 64)), k=20, data="random", seed=11, perm=5, tail="canary", spare=2)
-    found = list(stretch.borders(base, DIMENSIONS, AXES, reach))
+    found = list(shared.borders(base, DIMENSIONS, AXES, reach))
     found += [replace(base, data=data, k=k) for data in DATA for k in (1, 20, 64)]
-    return stretch.reseeded(iter(found))
+    return shared.reseeded(iter(found))
 
 
 def reach(impl: Implementation, profile: Profile, device: torch.device) -> Reach:

@@ -10,7 +10,8 @@ from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
-from parity.domain.draws import BACKEND, mostly
+from parity.domain.dimensions import mostly
+from parity.domain.draws import BACKEND
 from parity.domain.profiles import profile
 from parity.ops.check import find_check
 from parity.run.operation import find as find_operation

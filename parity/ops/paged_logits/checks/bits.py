@@ -8,7 +8,7 @@ in which another function adds its heads is not known.
 import torch
 from hypothesis import strategies as st
 
-from parity.domain.draws import mostly
+from parity.domain.dimensions import mostly
 from parity.domain.notation import causal_lengths
 from parity.domain.profiles import Profile
 from parity.numerics.arithmetic import Grouped

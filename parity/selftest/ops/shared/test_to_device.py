@@ -12,8 +12,8 @@ from parity.ops.paged_logits.case import STRIDES
 from parity.ops.paged_logits.strategies import paged_cases
 from parity.ops.store.strategies import store_cases
 from parity.ops.topk.strategies import topk_cases
+from parity.run.device import to_device
 from parity.run.operation import find, parse_case
-from parity.run.runner import to_device
 from parity.selftest.helpers import CPU, bits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
