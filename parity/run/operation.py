@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from parity.domain.dimensions import Domain
 from parity.domain.fields import OLD_VERSION, CaseString, split_words
 
 if TYPE_CHECKING:
     import torch
 
     from parity.domain.contract import Contract
+    from parity.domain.dimensions import Domain
     from parity.run.implementation import Implementation
     from parity.run.runner import Outcome
 
@@ -104,7 +104,7 @@ class Operation:
     implementations: Callable[[torch.device], Mapping[str, Implementation]] = lambda device: {}
     faults: Callable[[], Sequence[Any]] = _nothing
     staged: Callable[..., Callable[..., Any]] | None = None
-    domain: Callable[[], Domain] = Domain
+    domain: Callable[[], Domain] = later("parity.domain.dimensions:Domain")
     hooks: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
 
     def hook(self, name: str) -> Any:
