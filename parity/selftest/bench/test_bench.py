@@ -33,7 +33,7 @@ def test_bytes_and_operations():
 def test_wrong_results_are_seen(layout):
     work = Workload("x", layout, 2, 3, 130, "copy", None)
     operands = bench.build(work, CPU)
-    result = PATHS[layout](**vars(operands))
+    result = PATHS[layout](**operands.kwargs())
     contract = Contract.default(layout, CPU)
     assert bench.worst_ratio(operands, contract, result) <= 1
     for wrong in (result * 1.001, result.roll(1, 1), result.nan_to_num(neginf=0.0)):
