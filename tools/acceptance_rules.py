@@ -17,7 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor
 from impl import topk, torch_path
 from parity.command import say, write_json, write_text
 from parity.domain.contract import Contract
+from parity.explain.live import Operands
 from parity.faults.building import CPU, contract, function, staged
 from parity.faults.catalogue import BY_ID, MODELS
 from parity.numerics.alarm import emulate
@@ -151,21 +152,10 @@ GROUPS = tuple(f"{whose} {size}" for whose in ("owners", "ours") for size in SIZ
 
 
 @dataclass(frozen=True, eq=False)
-class Plain:
-    """Operands of the calling convention without a case behind them."""
+class Plain(Operands):
+    """Operands of an owner's test, with the exact logits float64 [T, W] from before quantisation."""
 
-    q: Tensor
-    kv_cache: Tensor
-    weights: Tensor
-    context_lens: Tensor
-    block_table: Tensor
-    max_context_len: int
-    unquantised: Tensor
-    clean_logits: bool = True
-
-    def kwargs(self) -> dict[str, Any]:
-        names = ("q", "kv_cache", "weights", "context_lens", "block_table", "max_context_len", "clean_logits")
-        return {name: getattr(self, name) for name in names}
+    unquantised: Tensor = field(kw_only=True)
 
 
 def bell(seed: int, stream: int, *shape: int) -> Tensor:
@@ -188,16 +178,16 @@ def owners_operands(layout: str, requests: int, next_n: int, mean: int, seed: in
     q = bell(seed, STREAM + 2, requests, next_n, heads, dim).to(torch.bfloat16)
     kv = bell(seed, STREAM + 3, requests * pages, 64, dim).to(torch.bfloat16)
     weights = bell(seed, STREAM + 4, requests * next_n, heads)
-    common = (weights, lens, table, int(lens.max()))
-    plain = Plain(q, kv[:, :, None], *common, unquantised=torch.empty(0))
+    plain = Operands(q, kv[:, :, None], weights, lens, table, int(lens.max()))
     exact = expected(plain, contract("paged_logits", "bf16")).logits
     if layout == "bf16":
-        return Plain(q, kv[:, :, None], *common, unquantised=exact)
+        return Plain(**plain.kwargs(), unquantised=exact)
     wide = kv.to(torch.float32)
     scales = wide.abs().amax(-1).clamp_min(1e-4) / 448
     payload = (wide / scales[..., None]).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
     cache = torch.cat((payload.flatten(1), scales.contiguous().view(torch.uint8).flatten(1)), 1)
-    return Plain(q.to(torch.float8_e4m3fn), cache.view(-1, 64, 1, 132), *common, unquantised=exact)
+    quantised = {"q": q.to(torch.float8_e4m3fn), "kv_cache": cache.view(-1, 64, 1, 132)}
+    return Plain(**plain.kwargs() | quantised, unquantised=exact)
 
 
 def our_case(layout: str, requests: int, next_n: int, mean: int, seed: int) -> Case:
@@ -267,9 +257,7 @@ def look(call: Callable[..., Any], operands: Any, key: Any, layout: str) -> Seen
     out = call(**operands.kwargs())
     wide = torch.full((out.shape[0], out.shape[1]), 0.0, dtype=torch.float64)
     wide[:, : exact.shape[1]] = exact
-    unquantised = wide
-    if isinstance(operands, Plain):
-        unquantised = operands.unquantised
+    unquantised = operands.unquantised if isinstance(operands, Plain) else wide
     lens = operands.context_lens.reshape(-1).to(torch.int64)
     k = max(1, int(lens.max()) // K_SHARE) if len(lens) else 1
     chosen = plain_topk(out, lens, k).to(torch.int64)
@@ -338,7 +326,7 @@ def correct_functions(op: str, layout: str) -> dict[str, Callable[..., Any]]:
     def emulated(made: Contract) -> Callable[..., Tensor]:
         def call(**named: Any) -> Tensor:
             out = torch.full((named["weights"].shape[0], named["max_context_len"]), -torch.inf)
-            found = emulate(Plain(**named, unquantised=torch.empty(0)), made).logits.to(torch.float32)
+            found = emulate(Operands(**named), made).logits.to(torch.float32)
             out[:, : found.shape[1]] = found
             return out
 

@@ -9,22 +9,24 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from parity.command import write_json
 from parity.domain.contract import Contract
+from parity.explain.live import Operands
 from parity.numerics.arithmetic import named_model
 from parity.numerics.bounds import expected
 from parity.numerics.headsum import HeadSum
 from parity.ops.paged_logits.judge import Verdict, compare_bounded
 from parity.run import device as devices
 from parity.run import interpreter
-from parity.tensorcore.probe import Verified, compare_models, compare_on, operand_of
+from parity.run.implementation import Implementation
+from parity.tensorcore.probe import compare_models, compare_on
 from parity.tensorcore.probe_search import DotUnit
+from parity.tensorcore.verification import Verification, with_verified_dot
 from reference.formats import e4m3_encode, fp8_amax_scale
 from reference.pages import PAGE, page_bytes, write_keys
 
@@ -32,11 +34,13 @@ HEADS = 64
 KEY, HEAD = 77, 5
 """The key whose scale and the head whose weight the faults touch."""
 
-Kernel = Callable[[Any], torch.Tensor]
+Kernel = Callable[[Operands], torch.Tensor]
 Dots = Callable[[torch.Tensor, torch.Tensor, bool], torch.Tensor]
 
 
-def gaussian(device: torch.device, *, requests: int = 4, keys: int = 512, positive: bool = False, seed: int = 0) -> Any:
+def gaussian(
+    device: torch.device, *, requests: int = 4, keys: int = 512, positive: bool = False, seed: int = 0
+) -> Operands:
     """fp8 operands of gaussian queries and keys, ``requests`` rows of 64 heads against ``keys`` keys each.
 
     positive: head weights of one sign, so that logits do not cancel."""
@@ -55,25 +59,17 @@ def gaussian(device: torch.device, *, requests: int = 4, keys: int = 512, positi
     q = torch.randn(requests, 1, HEADS, 128, generator=g)
     scale = fp8_amax_scale(q)
     weights = torch.randn(requests, HEADS, generator=g) * scale[:, 0]
-    return types.SimpleNamespace(
-        case=f"gaussian fp8, {requests} rows, {keys} keys, {HEADS} heads",
+    return Operands(
         q=e4m3_encode(q / scale[..., None]).view(torch.float8_e4m3fn).to(device),
         kv_cache=kv_cache.to(device),
         weights=(weights.abs() if positive else weights).to(device),
         context_lens=torch.full((requests, 1), keys, dtype=torch.int32, device=device),
         block_table=order.view(requests, pages).to(torch.int32).to(device),
         max_context_len=keys,
-        clean_logits=True,
     )
 
 
-def call(function: Callable[..., torch.Tensor], operands: Any) -> torch.Tensor:
-    """A logits function of the calling convention on these operands."""
-    names = ("q", "kv_cache", "weights", "context_lens", "block_table", "max_context_len", "clean_logits")
-    return function(**{name: getattr(operands, name) for name in names})
-
-
-def from_dots(operands: Any, dots: Dots, imprecise: bool) -> torch.Tensor:
+def from_dots(operands: Operands, dots: Dots, imprecise: bool) -> torch.Tensor:
     """Logits float32 [T, W] from a matrix unit's dots, heads added in sequence."""
     from reference.pages import read_keys
 
@@ -108,20 +104,17 @@ def simulated_dots(q: torch.Tensor, keys: torch.Tensor, imprecise: bool) -> torc
     return named_model("sm_90 e4m3 imprecise 32" if imprecise else "sm_90 e4m3").arithmetic.exact_dot(q, keys)
 
 
-def perturbed(operands: Any, fault: str) -> Any:
+def perturbed(operands: Operands, fault: str) -> Operands:
     """Operands as a faulty kernel would read them."""
-    copy = types.SimpleNamespace(**vars(operands))
-    if fault == "scale":
-        copy.kv_cache = operands.kv_cache.clone()
-        slots = operands.block_table[:, KEY // PAGE].long() * PAGE + KEY % PAGE
-        for slot in slots.tolist():
-            page = copy.kv_cache.view(-1, page_bytes("fp8"))[slot // PAGE]
-            scale = page[PAGE * 128 :].view(torch.float32)
-            scale[slot % PAGE] *= 1 + 1e-4
     if fault == "weight":
-        copy.weights = operands.weights.clone()
-        copy.weights[:, HEAD] *= 1 + 1e-3
-    return copy
+        weights = operands.weights.clone()
+        weights[:, HEAD] *= 1 + 1e-3
+        return dataclasses.replace(operands, weights=weights)
+    pool = operands.kv_cache.clone()
+    for slot in (operands.block_table[:, KEY // PAGE].long() * PAGE + KEY % PAGE).tolist():
+        page = pool.view(-1, page_bytes("fp8"))[slot // PAGE]
+        page[PAGE * 128 :].view(torch.float32)[slot % PAGE] *= 1 + 1e-4
+    return dataclasses.replace(operands, kv_cache=pool)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +145,7 @@ class Trial:
         }
 
 
-def trials(operands: Any, kernel: Kernel, dots: Dots, coarse: Contract, fine: Contract) -> list[Trial]:
+def trials(operands: Operands, kernel: Kernel, dots: Dots, coarse: Contract, fine: Contract) -> list[Trial]:
     """The kernel as it is, the same logits from dots, then the three faults; judged on the true operands."""
     outputs = [
         ("the kernel", False, kernel(operands)),
@@ -172,8 +165,8 @@ def on_gpu(device: torch.device) -> tuple[list[Any], Kernel, Dots, Contract]:
     """The GPU's verified models, our kernel, the GPU's dots, and the contract before verification."""
     from impl.logits_fp8 import fp8_paged_mqa_logits
 
-    def kernel(operands: Any) -> torch.Tensor:
-        return call(fp8_paged_mqa_logits, operands)
+    def kernel(operands: Operands) -> torch.Tensor:
+        return fp8_paged_mqa_logits(**operands.kwargs())
 
     found = compare_on(device, names=["sm_90 e4m3", "sm_90 e4m3 imprecise 32"])
     return list(found), kernel, gpu_dots(device), Contract.default("fp8", device)
@@ -185,26 +178,19 @@ def simulated() -> tuple[list[Any], Kernel, Dots, Contract]:
     def unit_of(operand: str) -> DotUnit:
         return DotUnit(operand, named_model("sm_90 e4m3").arithmetic.exact_dot)
 
-    def kernel(operands: Any) -> torch.Tensor:
+    def kernel(operands: Operands) -> torch.Tensor:
         return from_dots(operands, simulated_dots, False)
 
     found = compare_models("sm_90", unit_of, names=["sm_90 e4m3"], dots=5)
     return found, kernel, simulated_dots, Contract.default("fp8", "cuda", capability=(9, 0))
 
 
-def verified_contract(contract: Contract, found: Iterable[Verified]) -> Contract:
-    """The contract with its grouped dot taken as exact where today's check has verified exactly that model."""
-    for result in found:
-        if result.verified and result.operand == operand_of(contract.layout) and result.model == contract.arithmetic:
-            return dataclasses.replace(contract.verified(), arithmetic_name=f"{result.name} {result.model}")
-    return contract
-
-
 def report(device: torch.device, say: Callable[[str], None] = print, *, requests: int = 16) -> dict[str, Any]:
     """Everything that ``--json`` writes. ``exit`` is 0 where each trial of weights of both signs came out as it must:
     the coarse contract passes all five, the fine one only the right two."""
     found, kernel, dots, coarse = on_gpu(device) if device.type == "cuda" else simulated()
-    fine = verified_contract(coarse, found)
+    kernel_of_ours = Implementation("triton-fp8", "paged_logits", "fp8", coarse, kernel="triton")
+    fine = with_verified_dot(kernel_of_ours, Verification(models=tuple(found)), "sm_90").contract
     for result in found:
         say(f"dot arithmetic: {result}")
     tables: list[dict[str, Any]] = []

@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,7 +17,9 @@ from impl.topk import topk_to_slots
 from impl.torch_path import materialising_gather_paged_mqa_logits, torch_bf16_paged_mqa_logits
 from parity.bench.timing import graph_of, in_turn, judged, medians, milliseconds, row
 from parity.domain.contract import Contract
+from parity.explain.live import Operands
 from parity.numerics.bounds import expected
+from parity.ops.paged_logits.judge import compare_bounded, compare_tail
 from parity.pages.layout import DIM, PAGE, find
 from parity.run import memory
 
@@ -79,7 +80,7 @@ WORKLOADS = (
 )
 
 
-def build(work: Workload, device: torch.device, seed: int = 0) -> SimpleNamespace:
+def build(work: Workload, device: torch.device, seed: int = 0) -> Operands:
     """Operands of a workload: gaussian keys, with scales of their own in layouts that have them, and a random table."""
     generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -99,7 +100,7 @@ def build(work: Workload, device: torch.device, seed: int = 0) -> SimpleNamespac
     else:
         kv_cache.normal_(generator=generator)
     q = gaussian(work.requests, work.next_n, HEADS, DIM)
-    return SimpleNamespace(
+    return Operands(
         q=(q * 60 if layout.scale else q).to(layout.query_dtype),
         kv_cache=kv_cache,
         weights=gaussian(work.requests * work.next_n, HEADS),
@@ -109,18 +110,14 @@ def build(work: Workload, device: torch.device, seed: int = 0) -> SimpleNamespac
     )
 
 
-def worst_ratio(operands: Any, contract: Contract, result: torch.Tensor, samples: int = 4) -> float:
-    """Largest error over bound in sampled rows (first and last among them); inf where the tail is not -inf."""
+def worst_ratio(operands: Operands, contract: Contract, result: torch.Tensor, samples: int = 4) -> float:
+    """Largest error over bound in sampled rows (first and last among them); inf where a tail is not -inf."""
     count = len(result)
     rows = torch.linspace(0, count - 1, min(samples, count), device=result.device).round().long().unique()
-    wanted = expected(operands, contract, rows)
-    got = result[rows].double()
-    inside = torch.arange(wanted.logits.shape[1], device=result.device) < wanted.lens[:, None]
-    error = torch.where(inside, (got[:, : inside.shape[1]] - wanted.logits).abs(), 0.0)
-    past = torch.arange(got.shape[1], device=result.device) >= wanted.lens[:, None]
-    if not bool((got[past] == -float("inf")).all()):
+    verdict = compare_bounded(result, expected(operands, contract, rows), operands, contract=contract)
+    if verdict.ratio is None or not compare_tail(result, operands, contract).passed:
         return float("inf")
-    return float((error / wanted.bound.clamp_min(1e-300)).nan_to_num(nan=float("inf")).max())
+    return verdict.ratio
 
 
 def ceilings(device: torch.device) -> dict[str, tuple[Callable[[], Any], float]]:
@@ -144,7 +141,7 @@ def measure(work: Workload, device: torch.device, against: dict[str, Any], round
 
     function = kernels()[work.layout]
     operands = build(work, device)
-    named = vars(operands)
+    named = operands.kwargs()
     result, config = paged_logits(work.layout, **named)
     ratio = worst_ratio(operands, Contract.from_dict(function.parity_contract, device), result)
     found = row(work.name, work.layout, work.shape, str(config), worst_error_over_bound=ratio, target=work.target)
@@ -188,7 +185,7 @@ def rows(device: torch.device, names: Container[str], rounds: int) -> Iterator[d
 def peaks(device: torch.device) -> Iterator[dict[str, Any]]:
     """Peak bytes beyond the operands for 4,096 rows and a 344-page table: historical gather, torch path, Triton."""
     work = Workload("memory", "bf16", 1, 4096, 344 * PAGE, "copy", None)
-    operands = vars(build(work, device))
+    operands = build(work, device).kwargs()
     for function in (materialising_gather_paged_mqa_logits, torch_bf16_paged_mqa_logits, kernels()["bf16"]):
         found = row(work.name, work.layout, work.shape, function.__name__, target=None)
         torch.cuda.empty_cache()

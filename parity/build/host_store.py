@@ -22,7 +22,7 @@ import torch
 from impl import cache
 from impl.checks import SLOT_BYTES
 from impl.store_compile import SOURCE, include_folders
-from impl.store_modes import MODES, PAGE, Mode, Sizes, check_store
+from impl.store_modes import PAGE, Mode, Sizes, check_store
 
 HERE = Path(__file__).parent
 RUNNER, SHIM = HERE / "host_store.cpp", HERE / "host_shim.h"
@@ -161,36 +161,26 @@ def store(
         raise HostStoreError(f"{mode.name}: {wrong.decode()}")
 
 
-def store_sanitised(
-    mode: Mode,
-    pooled: torch.Tensor,
-    norm_weight: torch.Tensor,
-    eps: float,
-    positions: torch.Tensor,
-    rope_table: torch.Tensor,
-    out_loc: torch.Tensor,
-    kv_cache: torch.Tensor,
-    lanes: int = LANES,
-    built: Path | None = None,
-) -> None:
+def store_sanitised(mode: Mode, *, built: Path | None = None, **operands: Any) -> None:
     """The same call in a child process under the sanitizers, every operand in an allocation of its own size.
 
     HostStoreError with the sanitizer's first lines if it finds anything; bytes between pages count as out of bounds.
     pooled and norm_weight must have the same dtype here.
     """
-    sizes = check_store(mode.layout, pooled, norm_weight, eps, positions, rope_table, out_loc, kv_cache)
+    sizes = check_store(mode.layout, **operands)
+    pooled, norm_weight, kv_cache = (operands[name] for name in ("pooled", "norm_weight", "kv_cache"))
     program = built or build(sanitised=True)
     with tempfile.TemporaryDirectory(prefix="parity-store-") as folder:
         request, result = Path(folder) / "request", Path(folder) / "result"
         pool = pool_bytes(mode.layout, kv_cache, sizes)
         page_bytes = PAGE * SLOT_BYTES[mode.layout]
         head = (
-            *(mode.index, pooled.dtype == torch.bfloat16, norm_weight.dtype == torch.bfloat16, lanes),
+            *(mode.index, pooled.dtype == torch.bfloat16, norm_weight.dtype == torch.bfloat16, LANES),
             *(sizes.tokens, sizes.max_position, kv_cache.shape[0], page_bytes, sizes.page_stride),
         )
         with request.open("wb") as file:
-            file.write(struct.pack("<9qd", *map(int, head), eps))
-            for tensor in (pooled, norm_weight, positions, rope_table, out_loc, pool):
+            file.write(struct.pack("<9qd", *map(int, head), operands["eps"]))
+            for tensor in (pooled, norm_weight, *(operands[n] for n in ("positions", "rope_table", "out_loc")), pool):
                 file.write(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
         environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=0"}
         done = subprocess.run(
@@ -210,28 +200,9 @@ def pool_bytes(layout: str, kv_cache: torch.Tensor, sizes: Sizes) -> torch.Tenso
     return kv_cache.as_strided((0,), (1,)).view(torch.uint8).as_strided((count,), (1,), start)
 
 
-def function(mode: Mode, built: Path | None = None, lanes: int = LANES) -> Callable[..., None]:
+def function(mode: Mode, built: Path | None = None) -> Callable[..., None]:
     """The mode's store in the store's calling convention, executed on the CPU, with its contract as an attribute."""
-
-    def call(
-        pooled: torch.Tensor,
-        norm_weight: torch.Tensor,
-        eps: float,
-        positions: torch.Tensor,
-        rope_table: torch.Tensor,
-        out_loc: torch.Tensor,
-        kv_cache: torch.Tensor,
-        *,
-        validate: bool = False,
-    ) -> None:
-        store(mode, pooled, norm_weight, eps, positions, rope_table, out_loc, kv_cache, validate, lanes, built)
-
-    call.__name__ = call.__qualname__ = f"host_{mode.name}"
-    call.__doc__ = f"{mode.name} of impl.fused_store, its CUDA source executed on the CPU."
-    call.parity_contract = {**mode.contract, "devices": ["cpu"]}  # type: ignore[attr-defined]
+    call: Any = functools.partial(store, mode, built=built)
+    call.__name__ = f"host_{mode.name}"
+    call.parity_contract = {**mode.contract, "devices": ["cpu"]}
     return call
-
-
-def functions() -> dict[str, Callable[..., None]]:
-    """All modes' functions by the names that they have on a GPU."""
-    return {mode.name: function(mode) for mode in MODES}

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from parity.explain import advice, attribution, live, samples
-from parity.explain.choices import BY_NAME, Configuration, differing, mixed
+from parity.explain.choices import BY_NAME, Configuration, differing
 from parity.explain.measure import METRICS, Measure, interval
 from parity.explain.needles import plant
 from parity.explain.pipeline import Pipeline, select
@@ -52,15 +52,13 @@ class Settings:
         return samples.weights(self.config(), self.data, self.seed, torch.device(self.device))
 
 
-def measures(
-    settings: Settings, reference: Configuration, drawn: Iterable[samples.Sample], needles: bool = True
-) -> Iterable[Measure]:
+def measures(settings: Settings, reference: Configuration, drawn: Iterable[samples.Sample]) -> Iterable[Measure]:
     """A Measure for each context, its needles planted unless the context selects everything."""
     for number, sample in enumerate(drawn):
         pipeline = Pipeline(sample)
         longer = int(sample.lens.min()) > sample.config.topk
-        found = plant(pipeline, settings.margins, settings.seed + 1000 * number) if needles and longer else None
-        yield Measure(pipeline, reference, found)
+        needles = plant(pipeline, settings.margins, settings.seed + 1000 * number) if longer else None
+        yield Measure(pipeline, reference, needles)
 
 
 def explain(
@@ -90,9 +88,6 @@ def explain(
         found.append(_one(measure, target, players, settings, number, impl))
         say(f"parity explain: context {number + 1} of {cases}, {time.perf_counter() - started:.0f} s")
     order = _worst_first(players, found)
-    path = [_path(case, order) for case in found]
-    total = interval([case.whole for case in found])
-    keys = [case.measure.pipeline.sample.keys for case in found]
     report: dict[str, Any] = {
         "kind": KIND,
         "format": FORMAT,
@@ -100,19 +95,19 @@ def explain(
         "target": target.departures(),
         "settings": described(settings, found),
         "exact": len(players) <= attribution.EXACT_UP_TO,
-        "total": numbers(*total),
-        "reference_needles": numbers(*interval([case.nothing for case in found])),
-        "choices": [_choice(name, players.index(name), reference, target, found, path, order) for name in order],
+        "total": _taking(players, found, target),
+        "reference_needles": _taking((), found, target),
+        "choices": [_choice(name, players.index(name), reference, target, found, order) for name in order],
         "map": _map(found[0], target),
     }
     if impl is not None:
-        parts = interval([case.kernel - case.whole for case in found])
-        report["kernel"] = {"implementation": impl.name, "share": numbers(*parts)}
-        report["total_with_kernel"] = numbers(*interval([case.kernel for case in found]))
+        parts = numbers([case.kernel - case.measure(target) for case in found])
+        report["kernel"] = {"implementation": impl.name, "share": parts}
+        report["total_with_kernel"] = numbers([case.kernel for case in found])
     report["advice"] = advice.measured(report, [case.measure for case in found], target)
     if source is not None:
         report["contexts"] = [_context(source, settings, reference, target, tokens) for tokens in settings.contexts]
-    report["keys"] = max(keys)
+    report["keys"] = max(case.measure.pipeline.sample.keys for case in found)
     report["sentence"] = advice.sentence(report)
     report["seconds"] = round(time.perf_counter() - started, 1)
     return report
@@ -120,16 +115,11 @@ def explain(
 
 @dataclasses.dataclass
 class _Case:
-    """What one context gave: metrics of nothing and everything taken, shares, each choice alone and removed."""
+    """What one context gave: shares and the error of drawn orders, [players, metrics], and the kernel's own metrics."""
 
     measure: Measure
-    nothing: np.ndarray
-    whole: np.ndarray
     shares: np.ndarray
     order_error: np.ndarray
-    alone: np.ndarray
-    removed: np.ndarray
-    value: Callable[[Iterable[str]], np.ndarray]
     kernel: np.ndarray
 
 
@@ -141,44 +131,30 @@ def _one(
 
     # Every context draws orders of its own, so the spread over contexts contains the drawing of orders.
     rng = random.Random(f"{settings.seed} {number}")
-    everything = frozenset(players)
     blank = np.zeros((0, len(METRICS)))
-    parts, error = attribution.shares(value, players, settings.pairs, rng) if players else (blank, blank)
-    whole = value(everything)
-    kernel = whole
+    shares, error = attribution.shares(value, players, settings.pairs, rng) if players else (blank, blank)
+    for name in players:  # the report asks for these: measured while the dots are still there, and kept
+        value({name})
+        value(set(players) - {name})
+    kernel = measure(target)
     if impl is not None:
         pipeline = measure.pipeline
         own = live.logits(impl, pipeline, target, number)
         chosen = select(own, pipeline.width(target), pipeline.sample.lens)
         kernel = measure.judge(chosen, own, pipeline.width(target), None)
-    case = _Case(
-        measure=measure,
-        nothing=value(frozenset()),
-        whole=whole,
-        shares=parts,
-        order_error=error,
-        alone=np.stack([value({name}) for name in players]) if players else blank,
-        removed=np.stack([value(everything - {name}) for name in players]) if players else blank,
-        value=value,
-        kernel=kernel,
-    )
     measure.pipeline.forget("dots")
-    return case
+    return _Case(measure, shares, error, kernel)
 
 
 def _worst_first(players: Sequence[str], found: Sequence[_Case]) -> list[str]:
     """Choices by their share of the loss, where that is level by their share of the logits' error."""
-    shares = np.mean([case.shares for case in found], axis=0) if players else np.zeros((0, len(METRICS)))
-    at = {name: i for i, name in enumerate(METRICS)}
-    return sorted(
-        players,
-        key=lambda name: (-shares[players.index(name), at["loss"]], -shares[players.index(name), at["error"]]),
-    )
+    shares = np.mean([case.shares for case in found], axis=0)[:, [METRICS.index("loss"), METRICS.index("error")]]
+    return sorted(players, key=lambda name: tuple(-shares[players.index(name)]))
 
 
-def _path(case: _Case, order: Sequence[str]) -> np.ndarray:
-    """Metrics after taking the first 1, 2 ... choices of `order`."""
-    return np.stack([case.value(order[: i + 1]) for i in range(len(order))]) if order else np.zeros((0, len(METRICS)))
+def _taking(taken: Iterable[str], found: Sequence[_Case], target: Configuration) -> dict[str, Any]:
+    """Metrics of the reference with the target's values of the choices `taken`, over all contexts."""
+    return numbers([case.measure.mixture(target, taken) for case in found])
 
 
 def _choice(
@@ -187,10 +163,8 @@ def _choice(
     reference: Configuration,
     target: Configuration,
     found: Sequence[_Case],
-    path: Sequence[np.ndarray],
     order: Sequence[str],
 ) -> dict[str, Any]:
-    step = order.index(name)
     # The errors of different contexts' orders are independent.
     error = np.sqrt(np.mean([case.order_error[place] ** 2 for case in found], axis=0) / len(found))
     return {
@@ -198,11 +172,11 @@ def _choice(
         "from": reference[name],
         "to": target[name],
         "phrase": BY_NAME[name].phrase(target[name]),
-        "share": numbers(*interval([case.shares[place] for case in found])),
+        "share": numbers([case.shares[place] for case in found]),
         "order_error": {metric: float(1.96 * x) for metric, x in zip(METRICS, error, strict=True)},
-        "alone": numbers(*interval([case.alone[place] for case in found])),
-        "removed": numbers(*interval([case.removed[place] for case in found])),
-        "path": numbers(*interval([each[step] for each in path])),
+        "alone": _taking({name}, found, target),
+        "removed": _taking(set(order) - {name}, found, target),
+        "path": _taking(order[: order.index(name) + 1], found, target),
     }
 
 
@@ -211,9 +185,11 @@ def known(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def numbers(mean: np.ndarray, half: np.ndarray) -> dict[str, dict[str, float | None]]:
-    """{metric: {mean, half}}: half the width of the 95 % interval; None where there is no needle or one context."""
-    return {name: {"mean": known(m), "half": known(h)} for name, m, h in zip(METRICS, mean, half, strict=True)}
+def numbers(values: Sequence[np.ndarray]) -> dict[str, dict[str, float | None]]:
+    """{metric: {mean, half}} of one vector of METRICS per context: half the width of the 95 % interval of the mean.
+
+    None where there is no needle or one context."""
+    return {name: {"mean": known(m), "half": known(h)} for name, m, h in zip(METRICS, *interval(values), strict=True)}
 
 
 def described(settings: Settings, found: Sequence[_Case]) -> dict[str, Any]:
@@ -237,7 +213,7 @@ def _context(
     """Totals at another context length, from at most 3 contexts; where everything is selected there is no loss."""
     drawn = [samples.draw(source, 100 + i, tokens, settings.rows) for i in range(min(3, settings.cases))]
     found = [measure(target) for measure in measures(settings, reference, drawn)]
-    return {"tokens": tokens, "keys": tokens // 4, "total": numbers(*interval(found))}
+    return {"tokens": tokens, "keys": tokens // 4, "total": numbers(found)}
 
 
 def _map(case: _Case, target: Configuration) -> dict[str, Any]:
@@ -250,6 +226,3 @@ def _map(case: _Case, target: Configuration) -> dict[str, Any]:
     padded = torch.nn.functional.pad(missed.to(torch.int32), (0, -missed.shape[1] % span))
     counts = padded.unflatten(1, (-1, span)).sum(2)
     return {"pages_per_column": group, "missed": counts.tolist(), "selected": pipeline.width(target)}
-
-
-__all__ = ["Settings", "explain", "measures", "mixed", "numbers"]

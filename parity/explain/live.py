@@ -20,9 +20,9 @@ READ = ("bf16", "fp8", "fp8-pow2")  # storage formats whose keys and queries log
 OPERATION = "paged_logits"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Operands:
-    """One prefill of n rows in the calling convention; physical pages are permuted."""
+    """Operands of the calling convention without a case behind them."""
 
     q: Tensor
     kv_cache: Tensor
@@ -34,7 +34,7 @@ class Operands:
 
     def kwargs(self) -> dict[str, Any]:
         """The keyword arguments of a logits function."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(Operands)}
 
 
 def layout_of(c: Configuration) -> str:

@@ -112,7 +112,6 @@ def _at(
             pipeline.forget("keys", "queries")
     rows = []
     for name, c in {"reference": reference, **named}.items():
-        values = interval(found[name]) if name in found else None
         rows.append(
             {
                 "data": model,
@@ -121,7 +120,7 @@ def _at(
                 "configuration": name,
                 "store": c["store"],
                 "store_bytes": SLOT_BYTES[c["store"]],
-                "metrics": numbers(*values) if values is not None else None,
+                "metrics": numbers(found[name]) if name in found else None,
                 "needles": _curve(found_needles[name]),
             }
         )

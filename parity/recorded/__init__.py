@@ -14,6 +14,7 @@ from parity.command import write_json
 from parity.recorded.files import RecordingError
 from parity.recorded.replay import replay
 from parity.recorded.rows import DAMAGED, INPUT, MISSING, NOT_JUDGED, UNKNOWN, Row
+from parity.tables import aligned
 from parity.vocabulary import FAILED, PASSED, USAGE
 
 __all__ = ["RecordingError", "Row", "exit_code", "main_replay", "passed", "replay", "table"]
@@ -46,11 +47,8 @@ def table(rows: Sequence[Row]) -> str:
     for (tensor, rule), group in sorted(groups.items()):
         numbers = [sum(getattr(row, name) for row in group) for name in _COUNTS]
         cells.append((tensor, str(len(group)), *(f"{n:,}" for n in numbers), rule))
-    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
-    lines = [
-        "  ".join([line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in range(1, 6)), line[6]])
-        for line in cells
-    ]
+    columns = aligned([line[:-1] for line in cells], 1).splitlines()
+    lines = [f"{numbers}  {line[-1]}" for numbers, line in zip(columns, cells, strict=True)]
     lines += [
         f"NOT ALLOWED {row.file}: {row.tensor}: {row.rejected:,} values, {row.detail}" for row in rows if row.rejected
     ]

@@ -16,6 +16,11 @@ from reference.config import IndexerConfig
 FORMAT = 1
 KINDS = ("params", "prefill", "decode", "prefill+decode", "unit", "quirk")
 
+RECORDED_NAMES = {"n_heads": "index_n_heads", "topk": "index_topk", "head_dim": "index_head_dim"}
+RECORDED_NAMES |= {"rope_dim": "rope_head_dim", "ratio": "compress_ratio", "rope_theta": "compress_rope_theta"}
+RECORDED_NAMES |= {"wq_b": "wq_b_dtype"}
+"""Fields of a config that the published code calls otherwise."""
+
 
 class RecordingError(ValueError):
     """What is wrong with a folder, a file or a tensor of recordings, in one sentence; who reports it names the file."""
@@ -58,22 +63,8 @@ class Recording:
         if not isinstance(held, dict):
             raise RecordingError(f"the field config of its entry must be an object, got {held!r}")
         try:
-            return IndexerConfig(
-                dim=held["dim"],
-                q_lora_rank=held["q_lora_rank"],
-                n_heads=held["index_n_heads"],
-                topk=held["index_topk"],
-                head_dim=held["index_head_dim"],
-                rope_dim=held["rope_head_dim"],
-                ratio=held["compress_ratio"],
-                norm_eps=held["norm_eps"],
-                rope_theta=held["compress_rope_theta"],
-                rope_factor=held["rope_factor"],
-                original_seq_len=held["original_seq_len"],
-                beta_fast=held["beta_fast"],
-                beta_slow=held["beta_slow"],
-                wq_b=held["wq_b_dtype"],
-            )
+            names = (field.name for field in dataclasses.fields(IndexerConfig))
+            return IndexerConfig(**{name: held[RECORDED_NAMES.get(name, name)] for name in names})
         except (KeyError, TypeError) as error:
             raise RecordingError(f"its config in index.json lacks the field {error}") from None
         except ValueError as error:

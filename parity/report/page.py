@@ -157,24 +157,11 @@ def sections(inputs: Inputs, old: Report | None) -> list[Section]:
         found.append(Section("rejections", "Rejections", texts=texts[:SHOWN]))
         ratios = figures.histogram(gate.rows)
         found.append(Section("ratios", "Error over bound", pictures=[ratios] if ratios else []))
-    found += [explained(report, i) for i, report in enumerate(inputs.all("explain"))]
-    found += [swept(report, i) for i, report in enumerate(inputs.all("recall"))]
-    found += [
-        Section(
-            f"memory-{i}",
-            "Memory",
-            pictures=[curves.memory(report, f"memory{i}")],
-            tables=[curves.longest_contexts(report)],
-        )
-        for i, report in enumerate(inputs.all("memory"))
-    ]
-    found += [narrated(report, i) for i, report in enumerate(inputs.all("story"))]
+    for kind, section in (("explain", explained), ("recall", swept), ("memory", remembered), ("story", narrated)):
+        found += [section(report, i) for i, report in enumerate(inputs.all(kind))]
     found += [faults(report, i) for i, report in enumerate(inputs.faults)]
-    found += [compiled(report, i) for i, report in enumerate(inputs.all("compile"))]
-    found += [benched(report, i) for i, report in enumerate(inputs.all("bench"))]
-    for i, report in enumerate(inputs.all("store_bench")):
-        measured = [plain(report["large"]), plain(report["small"])]
-        found.append(Section(f"store-bench-{i}", "Benchmark of the store", tables=measured))
+    for kind, section in (("compile", compiled), ("bench", benched), ("store_bench", benched_store)):
+        found += [section(report, i) for i, report in enumerate(inputs.all(kind))]
     if gate:
         found.append(Section("reasons", "What was not judged, and why", lines=tables.reasons(gate.rows)))
     found.append(origin(inputs))
@@ -202,6 +189,12 @@ def swept(report: Measured, i: int) -> Section:
     """Curves of recall and of needles."""
     lines = [report["caveat"]] if report.get("caveat") else []
     return Section(f"recall-{i}", "Recall by context", lines=lines, pictures=curves.recall(report, f"recall{i}"))
+
+
+def remembered(report: Measured, i: int) -> Section:
+    """Bytes of one call by path and context, and the longest context of each GPU."""
+    longest = curves.longest_contexts(report)
+    return Section(f"memory-{i}", "Memory", pictures=[curves.memory(report, f"memory{i}")], tables=[longest])
 
 
 def narrated(report: Measured, i: int) -> Section:
@@ -244,6 +237,12 @@ def benched(report: Measured, i: int) -> Section:
     names = ("name", "layout", "shape", "value", "unit", "milliseconds", "status", "target", "config")
     more = [plain(report.get(name) or []) for name in ("memory", "selection")]
     return Section(f"bench-{i}", "Benchmarks", tables=[plain(report["rows"], names), *more])
+
+
+def benched_store(report: Measured, i: int) -> Section:
+    """Benchmarks of the store as an earlier version wrote them."""
+    measured = [plain(report["large"]), plain(report["small"])]
+    return Section(f"store-bench-{i}", "Benchmark of the store", tables=measured)
 
 
 def plain(rows: Sequence[Measured], names: Sequence[str] | None = None) -> Table:

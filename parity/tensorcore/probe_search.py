@@ -7,7 +7,9 @@ Every trial is a few products at chosen indices of one dot; the results decide o
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -89,7 +91,7 @@ class Decision:
     """One parameter: its value and the results that decided it."""
 
     parameter: str
-    value: object
+    value: Any
     reason: str
 
 
@@ -104,11 +106,8 @@ class Trials:
         """A product ``value`` (few significant bits) at an index, from two normal operands."""
         if value == 0:
             return index, 0.0, 0.0
-        size, exponent = abs(value), 0
-        while size >= 2:
-            size, exponent = size / 2, exponent + 1
-        while size < 1:
-            size, exponent = size * 2, exponent - 1
+        fraction, exponent = math.frexp(abs(value))
+        size, exponent = 2 * fraction, exponent - 1
         low = max(self.range.low, min(self.range.high, exponent // 2))
         other = exponent - low
         if not self.range.low <= other <= self.range.high:
@@ -143,28 +142,23 @@ def search(unit: DotUnit) -> tuple[Grouped, list[Decision], Trials]:
     (``probe_check``)."""
     trials = Trials(unit)
     decided: list[Decision] = []
-    kept = _kept(trials, decided)
-    group = _group(trials, kept, decided)
-    running = _running(trials, kept, group, decided)
-    cut = _cut_direction(trials, kept, decided)
-    product_exponent = _product_exponent(trials, kept, decided)
-    final = _final(trials, kept, group, decided)
-    rounding = _rounding(trials, kept, final, group, decided)
-    subnormals = _subnormals(trials, kept, product_exponent, decided)
-    model = Grouped(
-        group=group,
-        kept=kept,
-        final=final,
-        running=running,
-        cut=cut,
-        rounding=rounding,
-        product_exponent=product_exponent,
-        subnormals=subnormals,
-    )
-    return model, decided, trials
+
+    def take(decision: Decision) -> Any:
+        decided.append(decision)
+        return decision.value
+
+    kept = take(_kept(trials))
+    group = take(_group(trials, kept))
+    take(_running(trials, kept, group))
+    take(_cut_direction(trials, kept))
+    product_exponent = take(_product_exponent(trials, kept))
+    final = take(_final(trials, kept, group))
+    take(_rounding(trials, kept, final, group))
+    take(_subnormals(trials, kept, product_exponent))
+    return Grouped(**{decision.parameter: decision.value for decision in decided}), decided, trials
 
 
-def _kept(trials: Trials, decided: list[Decision]) -> int:
+def _kept(trials: Trials) -> Decision:
     """A large product, a small one at each distance, and the large one taken away again, side by side in one group."""
     top, furthest = 2.0**trials.range.top, min(40, trials.range.distance)
     distances = range(1, furthest + 1)
@@ -177,18 +171,16 @@ def _kept(trials: Trials, decided: list[Decision]) -> int:
             break
         kept = distance
     how = "all were seen" if kept == furthest else f"2**-{kept + 1} gave {answers[kept] / top:g}"
-    decided.append(Decision("kept", kept, f"1 + 2**-d - 1 keeps 2**-d up to d = {kept}; {how}"))
-    return max(1, kept)
+    return Decision("kept", max(1, kept), f"1 + 2**-d - 1 keeps 2**-d up to d = {kept}; {how}")
 
 
-def _group(trials: Trials, kept: int, decided: list[Decision]) -> int:
+def _group(trials: Trials, kept: int) -> Decision:
     """Two small products first, each just too small next to the large pair. By themselves in a group they add up to
     something that is kept, so the first index at which the large pair no longer hides them begins the next group."""
     top, depth = 2.0**trials.range.top, trials.unit.depth
     small = top * 2.0 ** -(kept + 1)
     if not _representable(trials, small):
-        decided.append(Decision("group", depth, "no product is small enough to be hidden; any group gives the same"))
-        return depth
+        return Decision("group", depth, "no product is small enough to be hidden; any group gives the same")
     places = range(2, depth - 1)
     answers = trials.run(
         [
@@ -199,27 +191,23 @@ def _group(trials: Trials, kept: int, decided: list[Decision]) -> int:
     for place, answer in zip(places, answers, strict=True):
         if answer != 0:
             reason = f"two products of 2**-{kept + 1} at 0 and 1 vanish next to +-1 at 2 to {place - 1}, not at {place}"
-            decided.append(Decision("group", place, reason))
-            return place
-    decided.append(Decision("group", depth, f"two products of 2**-{kept + 1} vanish next to +-1 at every later index"))
-    return depth
+            return Decision("group", place, reason)
+    return Decision("group", depth, f"two products of 2**-{kept + 1} vanish next to +-1 at every later index")
 
 
-def _running(trials: Trials, kept: int, group: int, decided: list[Decision]) -> bool:
+def _running(trials: Trials, kept: int, group: int) -> Decision:
     """A small running sum, then a group with a large pair that cancels: inside the group it is cut away."""
     top = 2.0**trials.range.top
     small = top * 2.0 ** -(kept + 1)
     if group + 1 >= trials.unit.depth or not _representable(trials, small):
-        decided.append(Decision("running", True, "there is one group only; both readings give the same"))
-        return True
+        return Decision("running", True, "there is one group only; both readings give the same")
     (answer,) = trials.run([[trials.product(0, small), trials.product(group, top), trials.product(group + 1, -top)]])
     running = answer == 0
     fate = "is cut away" if running else "survives"
-    decided.append(Decision("running", running, f"a running sum of 2**-{kept + 1} {fate} in a group with +-1"))
-    return running
+    return Decision("running", running, f"a running sum of 2**-{kept + 1} {fate} in a group with +-1")
 
 
-def _cut_direction(trials: Trials, kept: int, decided: list[Decision]) -> str:
+def _cut_direction(trials: Trials, kept: int) -> Decision:
     """Quarters of the last kept unit, of both signs, next to a large pair."""
     top = 2.0**trials.range.top
     unit = top * 2.0**-kept
@@ -231,11 +219,10 @@ def _cut_direction(trials: Trials, kept: int, decided: list[Decision]) -> str:
     seen = {x: answer / unit for x, answer in zip(parts, answers, strict=True)}
     down = any(x < 0 and value < x for x, value in seen.items())
     shown = ", ".join(f"{x:g} -> {value:g}" for x, value in seen.items())
-    decided.append(Decision("cut", "down" if down else "zero", f"parts of the last kept unit: {shown}"))
-    return "down" if down else "zero"
+    return Decision("cut", "down" if down else "zero", f"parts of the last kept unit: {shown}")
 
 
-def _product_exponent(trials: Trials, kept: int, decided: list[Decision]) -> str:
+def _product_exponent(trials: Trials, kept: int) -> Decision:
     """1.5 * 1.5 leads: its own exponent is one more than the sum of its operands' exponents."""
     half = trials.range.top // 2
     a, b = 1.5 * 2.0**half, 1.5 * 2.0 ** (trials.range.top - half)
@@ -243,11 +230,10 @@ def _product_exponent(trials: Trials, kept: int, decided: list[Decision]) -> str
     (answer,) = trials.run([[(0, a, b), trials.product(1, small), (2, -a, b)]])
     value = "operands" if answer == small else "product"
     fate = "kept" if answer == small else "lost"
-    decided.append(Decision("product_exponent", value, f"next to 1.5 * 1.5 the last kept unit of 1 * 1 is {fate}"))
-    return value
+    return Decision("product_exponent", value, f"next to 1.5 * 1.5 the last kept unit of 1 * 1 is {fate}")
 
 
-def _final(trials: Trials, kept: int, group: int, decided: list[Decision]) -> int:
+def _final(trials: Trials, kept: int, group: int) -> Decision:
     """2**m large products and a small one, in the last group: what the sum still shows of the small one."""
     top = 2.0**trials.range.top
     start = trials.unit.depth - group if group < trials.unit.depth else 0
@@ -262,13 +248,11 @@ def _final(trials: Trials, kept: int, group: int, decided: list[Decision]) -> in
     while final + 1 in seen:
         final += 1
     if not lost:
-        decided.append(Decision("final", 23, f"sums keep all they hold, up to {final} bits below their exponent"))
-        return 23
-    decided.append(Decision("final", final, f"2**m + 2**-d is kept while m + d <= {final}, lost from {min(lost)} on"))
-    return max(1, final)
+        return Decision("final", 23, f"sums keep all they hold, up to {final} bits below their exponent")
+    return Decision("final", max(1, final), f"2**m + 2**-d is kept while m + d <= {final}, lost from {min(lost)} on")
 
 
-def _rounding(trials: Trials, kept: int, final: int, group: int, decided: list[Decision]) -> str:
+def _rounding(trials: Trials, kept: int, final: int, group: int) -> Decision:
     """Quarters of the sum's last unit, of both signs."""
     top = 2.0**trials.range.top
     start = trials.unit.depth - group if group < trials.unit.depth else 0
@@ -287,38 +271,31 @@ def _rounding(trials: Trials, kept: int, final: int, group: int, decided: list[D
         seen = {x: (answer - (lead if x > 0 else -lead)) / unit for x, answer in zip(parts, answers, strict=True)}
         value = "nearest" if seen[0.75] == 1 else "down" if seen[-0.25] == -1 else "zero"
         shown = ", ".join(f"{x:g} -> {part:g}" for x, part in seen.items())
-        decided.append(Decision("rounding", value, f"parts of the sum's last unit: {shown}"))
-        return value
-    decided.append(Decision("rounding", "zero", "a group holds no more bits than its sum keeps; nothing is rounded"))
-    return "zero"
+        return Decision("rounding", value, f"parts of the sum's last unit: {shown}")
+    return Decision("rounding", "zero", "a group holds no more bits than its sum keeps; nothing is rounded")
 
 
-def _subnormals(trials: Trials, kept: int, product_exponent: str, decided: list[Decision]) -> str:
+def _subnormals(trials: Trials, kept: int, product_exponent: str) -> Decision:
     """A subnormal operand leads the group, then a zero next to the largest operand."""
     if product_exponent == "product":
-        decided.append(Decision("subnormals", "minimum", "operands' exponents play no part"))
-        return "minimum"
+        return Decision("subnormals", "minimum", "operands' exponents play no part")
     low, high = trials.range.low, trials.range.high - 1
     tiny = 2.0 ** (low - 2)
     lead = low - 2 + high
     small = 2.0 ** (lead - kept)
     if not _representable(trials, small, subnormal=True):
-        decided.append(Decision("subnormals", "minimum", "the format is too narrow for it to matter"))
-        return "minimum"
+        return Decision("subnormals", "minimum", "the format is too narrow for it to matter")
     little = _split(trials, small)
     answer, flushed = trials.run([[(0, tiny, 2.0**high), (1, *little), (2, -tiny, 2.0**high)], [(0, tiny, 2.0**high)]])
     if flushed == 0:
-        decided.append(Decision("subnormals", "minimum", "subnormal operands count as zero here, which no model has"))
-        return "minimum"
+        return Decision("subnormals", "minimum", "subnormal operands count as zero here, which no model has")
     if answer == small:
         reason = f"next to a subnormal leader of true exponent {lead} a product of 2**{lead - kept} is kept"
-        decided.append(Decision("subnormals", "normalised", reason))
-        return "normalised"
+        return Decision("subnormals", "normalised", reason)
     normal = low + high - 2
     small = 2.0 ** (normal - kept)
     if not _representable(trials, small, subnormal=True):
-        decided.append(Decision("subnormals", "minimum", "next to a subnormal leader its last kept unit is lost"))
-        return "minimum"
+        return Decision("subnormals", "minimum", "next to a subnormal leader its last kept unit is lost")
     (answer,) = trials.run(
         [
             [
@@ -332,8 +309,7 @@ def _subnormals(trials: Trials, kept: int, product_exponent: str, decided: list[
     value = "minimum" if answer == small else "minimum, zeros too"
     fate = "is nothing" if answer == small else "leads a group too"
     reason = f"next to a subnormal leader its last kept unit is lost; a zero times 2**{high} {fate}"
-    decided.append(Decision("subnormals", value, reason))
-    return value
+    return Decision("subnormals", value, reason)
 
 
 def _ones(trials: Trials, start: int, carry: int, value: float) -> list[Term]:
@@ -342,11 +318,7 @@ def _ones(trials: Trials, start: int, carry: int, value: float) -> list[Term]:
 
 def _split(trials: Trials, value: float) -> tuple[float, float]:
     """Two operands, subnormal if they must be, whose product is a power of two."""
-    exponent = 0
-    while 2.0**exponent > value:
-        exponent -= 1
-    while 2.0**exponent < value:
-        exponent += 1
+    exponent = math.frexp(value)[1] - 1
     half = exponent // 2
     return 2.0**half, 2.0 ** (exponent - half)
 

@@ -50,14 +50,22 @@ def test_every_configuration_fits(arch):
 LARGE = configs.Config("decode", "bf16", 64, block=128, row_tile=1, trips=16, num_warps=4, num_stages=5)
 
 
-def test_128_kib_are_refused_for_sm_120_by_the_compiler(monkeypatch):
-    """Four of five stages of 32 KiB are buffers: 128 KiB and the queries, on a GPU whose blocks have 99."""
-    monkeypatch.setattr(configs, "configurations", lambda arch, layout, heads: (LARGE,))
-    (row,) = kernel_rows([120], layouts=["bf16"], heads=[64], use_cache=False)
-    assert row["status"] == "failed" and LARGE.least_shared_bytes == 128 * 1024 <= row["shared"]
-    assert row["reason"] == f"needs {row['shared']} bytes of shared memory, sm_120 has 101376"
-    shown = table([row])
-    assert row["reason"] in shown and "failed" in shown and " 99 " in shown
+def test_too_much_shared_memory_and_spills_fail(monkeypatch, tmp_path):
+    """Four of five stages of 32 KiB are buffers: 128 KiB and the queries, on a GPU whose blocks have 99. And a tile
+    whose accumulators cannot fit the registers."""
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    narrow = configs.configurations(120, "bf16", 64)[0]
+    fat = dataclasses.replace(narrow, row_tile=4, num_warps=4, num_stages=1)
+    monkeypatch.setattr(configs, "configurations", lambda arch, layout, heads: (LARGE, fat))
+    rows = kernel_rows([120], layouts=["bf16"], heads=[64])
+    assert [row["status"] for row in rows] == ["failed", "failed"]
+    assert LARGE.least_shared_bytes == 128 * 1024 <= rows[0]["shared"]
+    assert rows[0]["reason"] == f"needs {rows[0]['shared']} bytes of shared memory, sm_120 has 101376"
+    assert rows[1]["reason"] == "spills registers" and rows[1]["spill_stores"] > 0
+    shown = table(rows)
+    assert rows[0]["reason"] in shown and "failed" in shown and " 99 " in shown
+    again = kernel_rows([120], layouts=["bf16"], heads=[64])
+    assert [row["cached"] for row in rows + again] == [False, False, True, True]
 
 
 def test_128_kib_are_refused_for_sm_120_by_dispatch(monkeypatch):
@@ -101,21 +109,6 @@ def test_unsupported_is_named():
     assert [row["status"] for row in rows] == ["unsupported"] * 2
     assert rows[0]["reason"] == "sm_80 has no e4m3 matrix instruction"
     assert "7.5" in rows[1]["reason"]
-
-
-def test_too_much_shared_memory_and_spills_fail(monkeypatch, tmp_path):
-    """A tile beyond 99 KiB, and one whose accumulators cannot fit the registers."""
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
-    narrow = configs.configurations(120, "bf16", 64)[0]
-    large = dataclasses.replace(narrow, num_stages=4)
-    fat = dataclasses.replace(narrow, row_tile=4, num_warps=4, num_stages=1)
-    monkeypatch.setattr(configs, "configurations", lambda arch, layout, heads: (large, fat))
-    rows = kernel_rows([120], layouts=["bf16"], heads=[64])
-    assert [row["status"] for row in rows] == ["failed", "failed"]
-    assert "bytes of shared memory, sm_120 has 101376" in rows[0]["reason"]
-    assert rows[1]["reason"] == "spills registers" and rows[1]["spill_stores"] > 0
-    again = kernel_rows([120], layouts=["bf16"], heads=[64])
-    assert [row["cached"] for row in rows + again] == [False, False, True, True]
 
 
 def test_a_dying_compiler_fails_one_configuration(monkeypatch):
@@ -212,15 +205,10 @@ def test_command_line(rows_given, capsys, tmp_path):
     assert "nothing could be compiled here" in refused(capsys, *words)
 
 
-def test_architectures_are_spelled_both_ways(rows_given, capsys, tmp_path):
+def test_architectures_are_spelled_both_ways(rows_given, tmp_path):
     rows_given()
     for given in ("90", "sm_90"):
         assert run("--arch", given, "--fixtures", str(tmp_path)) == 0
-    for wrong in ("sm_75", "ninety"):
-        with pytest.raises(SystemExit) as stop:
-            run("--arch", wrong)
-        assert stop.value.code == 2
-    assert "must be one of sm_80, " in capsys.readouterr().err
 
 
 def test_the_store_is_in_the_table(monkeypatch, capsys, tmp_path):

@@ -122,29 +122,29 @@ def test_a_slot_or_position_out_of_range_is_left_out_without_validation():
     assert torch.equal(operands.contents(), operands.before)
 
 
-def test_without_a_compiler_the_store_is_not_executed_by_name(monkeypatch):
+@pytest.fixture
+def without(monkeypatch):
+    """Replaces what host_store finds on the machine, and has it look again."""
+
+    def replace(**found):
+        for name, value in found.items():
+            monkeypatch.setattr(host_store, name, lambda value=value: value)
+
     host_store.missing.cache_clear()
-    monkeypatch.setattr(host_store, "compiler", lambda: None)
-    try:
-        assert "no C++ compiler" in (host_store.missing() or "")
-        found = store_builtin.implementations(CPU)
-        assert all("no C++ compiler" in (impl.absent or "") for impl in found.values())
-        with pytest.raises(host_store.HostStoreError, match="cannot run on this CPU: no C\\+\\+ compiler"):
-            host_store.build()
-    finally:
-        monkeypatch.undo()
-        host_store.missing.cache_clear()
+    yield replace
+    host_store.missing.cache_clear()
 
 
-def test_without_headers_the_store_is_not_executed_by_name(monkeypatch):
+def test_without_a_compiler_or_headers_the_store_is_not_executed_by_name(without):
+    without(compiler=None)
+    assert "no C++ compiler" in (host_store.missing() or "")
+    found = store_builtin.implementations(CPU)
+    assert all("no C++ compiler" in (impl.absent or "") for impl in found.values())
+    with pytest.raises(host_store.HostStoreError, match="cannot run on this CPU: no C\\+\\+ compiler"):
+        host_store.build()
     host_store.missing.cache_clear()
-    monkeypatch.setattr(host_store, "compiler", lambda: "/usr/bin/c++")
-    monkeypatch.setattr(host_store, "headers", lambda: None)
-    try:
-        assert "cuda-toolkit" in (host_store.missing() or "")
-    finally:
-        monkeypatch.undo()
-        host_store.missing.cache_clear()
+    without(compiler="/usr/bin/c++", headers=None)
+    assert "cuda-toolkit" in (host_store.missing() or "")
 
 
 @executed

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 from impl import configs
-from parity.cli import main as cli
 from parity.numerics.arithmetic import Grouped
+from parity.selftest.helpers import python
 from parity.tensorcore.probe import compare_models, compare_on, tile_shapes
-from parity.tensorcore.probe_check import DISTRIBUTIONS, Finding, count_mismatches, draw, probe
+from parity.tensorcore.probe_check import DISTRIBUTIONS, count_mismatches, draw, probe
 from parity.tensorcore.probe_search import DotUnit, search
 
 UNITS = [
@@ -153,15 +149,10 @@ def test_specials_of_bf16_are_reported():
     assert "1 * 1 - 1 * 1 = 0" in notes
 
 
-def test_the_search_is_quick_and_remembers_its_trials():
-    model, decided, trials = search(unit("bf16", Grouped(16, 25, 23)))
-    assert model == Grouped(16, 25, 23) and len(decided) == 8
+def test_the_search_remembers_its_trials():
+    model, _, trials = search(unit("bf16", Grouped(16, 25, 23)))
     assert trials.disagreements(model) == 0
     assert trials.disagreements(dataclasses.replace(model, kept=24)) > 0
-
-
-def test_findings_are_values():
-    assert dataclasses.is_dataclass(Finding) and Finding.__dataclass_params__.frozen  # type: ignore[attr-defined]
 
 
 def test_stored_models_are_verified_or_contradicted_by_todays_card():
@@ -186,19 +177,6 @@ def test_tile_shapes_are_those_of_the_kernels():
     assert tile_shapes(80, "fp8") == []
 
 
-def test_command_refuses_where_there_is_nothing_to_probe(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for words, sentence in (
-        ([], "there is no CUDA device here to probe"),
-        (["--device", "cuda"], "--device: device: cuda was"),
-        (["--json", str(tmp_path / "none" / "x.json")], "its folder does not exist"),
-    ):
-        assert cli.main(["probe", *words]) == 2 and sentence in capsys.readouterr().err
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["probe", "--operand", "int8"])
-    assert caught.value.code == 2
-
-
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
@@ -215,11 +193,7 @@ assert "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3" in kernel.asm["ptx
 
 def test_questions_go_through_the_instruction_that_the_kernels_use():
     pytest.importorskip("triton")
-    words = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    words["TRITON_DEFAULT_FP_FUSION"] = "1"
-    root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=words, cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python(COMPILE)
 
 
 @pytest.mark.cuda
@@ -243,7 +217,5 @@ def test_the_quick_check_imports_nothing_large():
         "assert count_mismatches(DotUnit('e4m3', model.exact_dot), model, 5) == (0, 20480)\n"
         "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))\n"
     )
-    root = Path(__file__).resolve().parents[3]
-    done = subprocess.run([sys.executable, "-c", text], cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "sympy" not in done.stdout.split() and len(done.stdout.split()) < 5, done.stdout
+    imported = python(text).split()
+    assert "sympy" not in imported and len(imported) < 5, imported

@@ -1,10 +1,7 @@
-"""What the verified model is worth, on a GPU that the stored models play; and which contracts it may sharpen."""
+"""What the verified model is worth, on a GPU that the stored models play."""
 
-from parity.domain.contract import Contract
-from parity.numerics.arithmetic import Grouped
 from parity.results import Status, Verdict
 from parity.selftest.helpers import CPU, tool
-from parity.tensorcore.probe import Verified
 
 sharpness = tool("sharpness")
 
@@ -26,17 +23,3 @@ def test_a_kernel_that_is_wrong_for_both_is_no_evidence():
     assert not sharpness.Trial("x", True, failed, failed).shown
     assert not sharpness.Trial("x", True, passed, passed).shown
     assert sharpness.Trial("x", True, passed, failed).shown
-
-
-def test_only_a_verified_model_sharpens_a_contract():
-    contract = Contract.default("fp8", "cuda", capability=(9, 0))
-    good = Verified("e4m3", Grouped(32, 13, 13), True, 65_536, 0, "sm_90 e4m3")
-    sharp = sharpness.verified_contract(contract, [good])
-    assert sharp.dot_verified and sharp.describe_dot() == "sm_90 e4m3 grouped(32, 13, 13), verified"
-    for bad in (
-        good._replace(verified=False),
-        good._replace(operand="bf16"),
-        good._replace(model=Grouped(32, 14, 13)),
-    ):
-        assert sharpness.verified_contract(contract, [bad]) == contract
-    assert sharpness.verified_contract(Contract("fp8"), [good]) == Contract("fp8")
