@@ -46,6 +46,10 @@ def _nothing(*_: Any) -> Any:
     return ()
 
 
+EVERYTHING: Callable[[], Any] = later("parity.domain.dimensions:Domain")
+"""The domain of an operation that declares no dimensions."""
+
+
 @dataclass(frozen=True)
 class Operation:
     """What a kernel computes, and all that the framework has to know of it.
@@ -104,7 +108,7 @@ class Operation:
     implementations: Callable[[torch.device], Mapping[str, Implementation]] = lambda device: {}
     faults: Callable[[], Sequence[Any]] = _nothing
     staged: Callable[..., Callable[..., Any]] | None = None
-    domain: Callable[[], Domain] = later("parity.domain.dimensions:Domain")
+    domain: Callable[[], Domain] = EVERYTHING
     hooks: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
 
     def hook(self, name: str) -> Any:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from parity.ops.compressor.faults import staged as ok
 from parity.ops.compressor.faults.staged import DIM, RATIO, Call
-from parity.ops.fault import Function, collector, lent, restored, turn
+from parity.ops.fault import Function, collector
+from parity.ops.shared.spoiling import lent, restored, turn
 
 MODELS, fault = collector("compressor")
 

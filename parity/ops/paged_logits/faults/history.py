@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parity.ops.fault import Function, collector, restored, turn
+from parity.ops.fault import Function, collector
 from parity.ops.paged_logits.faults import staged as ok
 from parity.ops.paged_logits.faults.device import spent
 from parity.ops.paged_logits.faults.staged import PAGE, Call
+from parity.ops.shared.spoiling import restored, turn
 
 MODELS, fault = collector("paged_logits")
 

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parity.ops.fault import Function, collector, restored, turn
+from parity.ops.fault import Function, collector
+from parity.ops.shared.spoiling import restored, turn
 from parity.ops.store.faults import staged as ok
 from parity.ops.store.faults.chain import rounded
 from parity.ops.store.faults.staged import Call

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parity.ops.fault import collector, lent, restored, turn
+from parity.ops.fault import collector
+from parity.ops.shared.spoiling import lent, restored, turn
 from parity.ops.topk.faults import staged as ok
 from parity.ops.topk.faults.members import Chosen, last_first, mapped, rows_of, twice
 from parity.ops.topk.faults.staged import PAGE, Call
