@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -60,16 +61,8 @@ def predicted(path: str, rows: int, keys: int, heads: int = 64) -> Predicted:
 
 def longest(path: str, rows: int, gpu: int, heads: int = 64) -> int:
     """Keys of the longest context, in whole pages, for which one call with its pages fits into `gpu` GB; 0 if none."""
-    low, high = 0, 1
-    while predicted(path, rows, high * PAGE, heads).total <= gpu * 10**9:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if predicted(path, rows, middle * PAGE, heads).total <= gpu * 10**9:
-            low = middle
-        else:
-            high = middle
-    return low * PAGE
+    fixed, one = (predicted(path, rows, pages * PAGE, heads).total for pages in (0, 1))
+    return max(0, gpu * 10**9 - fixed) // (one - fixed) * PAGE  # every page takes as much as the first
 
 
 def sweep(
@@ -81,23 +74,19 @@ def sweep(
 ) -> dict[str, Any]:
     """{kind, format, rows: [{path, rows, keys, predicted, measured or the reason why not}], gpus}, JSON types."""
     points = []
-    for path in PATHS:
-        for count in rows:
-            for length in keys:
-                guess = predicted(path, count, length, heads)
-                point: dict[str, Any] = {"path": path, "rows": count, "keys": length}
-                point |= {"predicted_workspace": guess.workspace, "result": guess.result, "pages": guess.pages}
-                point |= {"predicted_seconds": guess.seconds, "workspace": None, "seconds": None}
-                point["not_measured"] = reason(device, guess)
-                if point["not_measured"] is None:
-                    point |= measured(path, count, length, heads, device)
-                    say(f"parity sweep memory: {path}, {count:,} rows, {length:,} keys")
-                points.append(point)
+    for path, count, length in itertools.product(PATHS, rows, keys):
+        guess = predicted(path, count, length, heads)
+        point: dict[str, Any] = {"path": path, "rows": count, "keys": length}
+        point |= {"predicted_workspace": guess.workspace, "result": guess.result, "pages": guess.pages}
+        point |= {"predicted_seconds": guess.seconds, "workspace": None, "seconds": None}
+        point["not_measured"] = reason(device, guess)
+        if point["not_measured"] is None:
+            point |= measured(path, count, length, heads, device)
+            say(f"parity sweep memory: {path}, {count:,} rows, {length:,} keys")
+        points.append(point)
     gpus = [
         {"gpu": gpu, "path": path, "rows": count, "longest_keys": longest(path, count, gpu, heads)}
-        for gpu in GPUS
-        for path in PATHS
-        for count in rows
+        for gpu, path, count in itertools.product(GPUS, PATHS, rows)
     ]
     return {"kind": KIND, "format": FORMAT, "heads": heads, "rows": points, "gpus": gpus, "device": device.type}
 

@@ -45,7 +45,7 @@ class Verified(NamedTuple):
 
 
 def compare_on(
-    device: torch.device | str = "cuda", *, names: Iterable[str] | None = None, dots: int = DOTS, seed: int = 0
+    device: torch.device | str = "cuda", *, names: Iterable[str] | None = None, dots: int = DOTS
 ) -> list[Verified]:
     """Checks the stored models of this architecture: those named, or those of the kernels' operands, bf16 and e4m3.
 
@@ -59,7 +59,7 @@ def compare_on(
     def unit_of(operand: str, imprecise: int | None = None) -> DotUnit:
         return triton_unit(operand, device, imprecise=imprecise)
 
-    return compare_models(devices.architecture(device), unit_of, names=names, dots=dots, seed=seed)
+    return compare_models(devices.architecture(device), unit_of, names=names, dots=dots)
 
 
 def compare_models(
@@ -68,7 +68,6 @@ def compare_models(
     *,
     names: Iterable[str] | None = None,
     dots: int = DOTS,
-    seed: int = 0,
 ) -> list[Verified]:
     """``compare_on`` for any architecture name and any way to get a unit for an operand.
 
@@ -79,7 +78,7 @@ def compare_models(
         if stored.architecture != architecture or stored.name not in wanted:
             continue
         mode = () if stored.max_num_imprecise_acc is None else (stored.max_num_imprecise_acc,)
-        wrong, compared = count_mismatches(unit_of(stored.operand, *mode), stored.arithmetic, dots, seed)
+        wrong, compared = count_mismatches(unit_of(stored.operand, *mode), stored.arithmetic, dots)
         found.append(Verified(stored.operand, stored.arithmetic, not wrong, compared, wrong, stored.name))
     return found
 

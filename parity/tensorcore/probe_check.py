@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from parity.numerics.arithmetic import IEEE, Grouped
-from parity.tensorcore.probe_search import RANGES, Decision, DotUnit, search
+from parity.tensorcore.probe_search import RANGES, Decision, DotUnit, Trials, search
 
 DISTRIBUTIONS = ("gaussian", "heavy-tailed", "positive", "few terms", "cancellation")
 SUBNORMAL = "subnormal"
@@ -235,17 +235,10 @@ def special_values(unit: DotUnit, model: Grouped) -> list[str]:
             ("inf - inf", [(inf, 1.0), (-inf, 1.0)]),
             ("inf in a later group - inf", [(inf, 1.0)] + [(0.0, 0.0)] * 99 + [(-inf, 1.0)]),
         ]
-    q = torch.zeros(len(cases), unit.depth, dtype=torch.float64)
-    k = torch.zeros_like(q)
-    for row, (_, terms) in enumerate(cases):
-        for index, (a, b) in enumerate(terms):
-            q[row, index], k[row, index] = a, b
-    answers = unit.row_dots(q, k)
-    predicted = model.exact_dot(unit.cast(q)[:, None], unit.cast(k)[:, None])[:, 0, 0].to(torch.float64)
+    trials = Trials(unit)
+    trials.run([[(index, a, b) for index, (a, b) in enumerate(terms)] for _, terms in cases])
     notes = []
-    for row, (name, _) in enumerate(cases):
-        got, said = float(answers[row]), float(predicted[row])
-        same = got == said or (math.isnan(got) and math.isnan(said))
+    for (name, _), got, said, differs in zip(cases, *(x.tolist() for x in trials.compared(model)), strict=True):
         sign = " (negative zero)" if got == 0 and math.copysign(1.0, got) < 0 else ""
-        notes.append(f"{name} = {got:g}{sign}" + ("" if same else f", the model says {said:g}"))
+        notes.append(f"{name} = {got:g}{sign}" + (f", the model says {said:g}" if differs else ""))
     return notes

@@ -125,14 +125,15 @@ class Trials:
         self.made.append((q, k, answers))
         return answers.tolist()
 
+    def compared(self, model: Grouped) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """All results so far, float64 [n], what the model says, and where the two differ; NaN equals NaN."""
+        q, k, answers = (torch.cat(parts) for parts in zip(*self.made, strict=True))
+        predicted = model.exact_dot(self.unit.cast(q)[:, None], self.unit.cast(k)[:, None])[:, 0, 0].to(torch.float64)
+        return answers, predicted, (predicted != answers) & ~(predicted.isnan() & answers.isnan())
+
     def disagreements(self, model: Grouped) -> int:
         """How many of all results so far the model does not give."""
-        wrong = 0
-        for q, k, answers in self.made:
-            a, b = self.unit.cast(q)[:, None], self.unit.cast(k)[:, None]
-            predicted = model.exact_dot(a, b)[:, 0, 0].to(torch.float64)
-            wrong += int(((predicted != answers) & ~(predicted.isnan() & answers.isnan())).sum())
-        return wrong
+        return int(self.compared(model)[2].sum())
 
 
 def search(unit: DotUnit) -> tuple[Grouped, list[Decision], Trials]:
