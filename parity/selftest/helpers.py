@@ -1,7 +1,9 @@
-"""What self-tests of several rooms share: places, tables of mistakes and their sentences, Python in a new process."""
+"""What self-tests of several rooms share: places, tables of mistakes and their sentences, other processes."""
 
 import importlib.util
+import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Callable
@@ -50,6 +52,52 @@ def python(code: str, **environment: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], env=kept, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+_COMMANDS = """
+import json, os, sys, tempfile
+from parity.cli.main import main
+answers = os.fdopen(os.dup(1), "w")
+for line in sys.stdin:
+    words, folder = json.loads(line)
+    os.chdir(folder)
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
+        try:
+            code = main(words)
+        except SystemExit as end:
+            code = int(end.code or 0)
+        sys.stdout.flush(), sys.stderr.flush()
+        texts = [file.seek(0) or file.read() for file in (out, err)]
+    if "parity.run.worker" in sys.modules:  # the next function may be one of another folder
+        sys.modules["parity.run.worker"].shared().stop()
+    print(json.dumps([code, *texts]), file=answers, flush=True)
+"""
+
+
+class Commands:
+    """Runs `parity` with given words in a process that is none of pytest's: one for all, since torch's import takes
+    longer than most commands. It knows the modules of the folders `path`, and no setting of the tests' own."""
+
+    def __init__(self, *path: Path) -> None:
+        hidden = ("PYTEST_", "TRITON_", "GITHUB_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden) and name != "CI"}
+        kept |= {"PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT))), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-P", "-c", _COMMANDS]
+        self._process = subprocess.Popen(command, env=kept, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __call__(self, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+        """What `parity` answers when it is started in that folder."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps([words, str(folder)]), file=self._process.stdin, flush=True)
+        assert select.select([self._process.stdout], [], [], 300)[0], f"no end of parity {' '.join(words)}"
+        answer = self._process.stdout.readline()
+        assert answer, f"the process ended with parity {' '.join(words)}"
+        return subprocess.CompletedProcess(words, *json.loads(answer))
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
 
 
 def tool(name: str) -> ModuleType:

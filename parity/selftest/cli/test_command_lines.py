@@ -5,11 +5,8 @@ That every line parses is asserted with the other properties of the pages, in `t
 
 import argparse
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +34,9 @@ class Options(argparse.ArgumentParser):
 
     def addoption(self, name: str, **named: object) -> None:
         self.add_argument(name, **named)  # type: ignore[arg-type]
+
+    def addini(self, name: str, text: str, **named: object) -> None:
+        pass
 
 
 def test_the_lines_of_pytest_name_options_of_the_plugin():
@@ -101,13 +101,10 @@ RECORDED = "parity recorded fixtures/official"
 @pytest.mark.parametrize(
     "line", [RECORDED, *(line for line in LINES if line.startswith(tuple(f"parity {name} " for name in CHEAP)))]
 )
-def test_a_cheap_command_line_runs(line, folder):
+def test_a_cheap_command_line_runs(line, folder, commands):
     words = shlex.split(line)[1:]
     words += ["--device", "cpu"] if words[0] == "run" else []
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    env.pop("CI", None)
-    command = [sys.executable, "-P", "-m", "parity", *words]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    done = commands(*words, folder=folder)
     if done.returncode == 2 and "not run: " in done.stderr:
         pytest.skip(done.stderr.strip())
     # The gate reports of the test have a rejection, which `merge` counts.

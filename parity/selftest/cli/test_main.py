@@ -19,16 +19,6 @@ ROOT = Path(__file__).resolve().parents[3]
 GOOD = str(ROOT / "examples" / "own_kernel.py")
 
 
-def parity(*words: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own: it decides on Triton's interpreter for the whole process."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    env.pop("GITHUB_STEP_SUMMARY", None)
-    env.pop("CI", None)
-    env |= environment
-    command = [sys.executable, "-m", "parity", *words]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
-
-
 def one_sentence(text: str) -> str:
     """The single line that was printed."""
     lines = text.strip().splitlines()
@@ -158,8 +148,8 @@ def test_a_signal_is_an_interrupt_and_exits_2(number, capsys, monkeypatch):
     assert {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[number] in one_sentence(capsys.readouterr().err)
 
 
-def test_list_names_everything_there_is(tmp_path):
-    done = parity("list", "--device", "cpu", "--json", "list.json", cwd=tmp_path)
+def test_list_names_everything_there_is(tmp_path, commands):
+    done = commands("list", "--device", "cpu", "--json", "list.json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "list.json").read_text())
     names = {item["name"] for item in found["implementations"]}
@@ -202,9 +192,9 @@ def faulty(tmp_path) -> Path:
     return path
 
 
-def test_run_passes_a_correct_function(tmp_path):
+def test_run_passes_a_correct_function(tmp_path, commands):
     words = ("run", "--case", "v1 lens=65,3 data=exact seed=4 perm=2", "--device", "cpu", "--json", "run.json")
-    done = parity(*words, "--impl", f"{GOOD}:logits", cwd=tmp_path)
+    done = commands(*words, "--impl", f"{GOOD}:logits", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("parity passed: ")
     report = json.loads((tmp_path / "run.json").read_text())
@@ -213,17 +203,17 @@ def test_run_passes_a_correct_function(tmp_path):
     assert report["case"] == "v2 op=paged_logits lens=65,3 seed=4 perm=2"
 
 
-def test_run_rejects_a_wrong_cell_and_says_where(tmp_path, faulty):
+def test_run_rejects_a_wrong_cell_and_says_where(tmp_path, faulty, commands):
     words = ("run", "--case", "v1 lens=65,3 data=exact seed=4", "--device", "cpu", "--layout", "bf16")
-    done = parity(*words, "--impl", f"{faulty}:late", cwd=tmp_path)
+    done = commands(*words, "--impl", f"{faulty}:late", folder=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "failed      layout/" in done.stdout
     assert "request 0, row 0, key 0" in done.stdout
 
 
-def test_run_reports_a_crash_as_an_error(tmp_path, faulty):
+def test_run_reports_a_crash_as_an_error(tmp_path, faulty, commands):
     words = ("run", "--case", "v1 lens=5", "--device", "cpu", "--check", "layout/exact")
-    done = parity(*words, "--impl", f"{faulty}:crash", cwd=tmp_path)
+    done = commands(*words, "--impl", f"{faulty}:crash", folder=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "SIGABRT" in done.stdout
 
@@ -300,11 +290,11 @@ def test_merge_refuses_a_foreign_file(text, part, tmp_path, capsys):
     assert "x.json" in line
 
 
-def test_recorded_replays_the_selection_and_refuses_another_folder(tmp_path):
-    done = parity("recorded", str(ROOT / "fixtures" / "official"), "--json", "out.json", cwd=tmp_path)
+def test_recorded_replays_the_selection_and_refuses_another_folder(tmp_path, commands):
+    done = commands("recorded", str(ROOT / "fixtures" / "official"), "--json", "out.json", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "out.json").is_file()
-    empty = parity("recorded", str(tmp_path), cwd=tmp_path)
+    empty = commands("recorded", str(tmp_path), folder=tmp_path)
     assert empty.returncode == 2
     assert "index.json" in one_sentence(empty.stderr)
 

@@ -6,14 +6,13 @@ process that they start finds it there by its metadata."""
 import json
 import os
 import shlex
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from parity.results import GATE, RUN, Report, Row
-from parity.selftest.helpers import ROOT, python
+from parity.selftest.helpers import ROOT, Commands, python
 from parity.vocabulary import Status
 
 SOURCE = Path(__file__).with_name("toy.py")
@@ -53,17 +52,17 @@ def path(home: Path) -> str:
     return os.pathsep.join([str(home), str(ROOT)])
 
 
-def parity(home: Path, *words: str) -> tuple[int, str]:
-    """Exit code and output of a command."""
-    command = [sys.executable, "-m", "parity", *words, *(["--device", "cpu"] if words[0] != "report" else [])]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_"))}
-    kept |= {"PYTHONPATH": path(home), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=home, env=kept, capture_output=True, text=True, timeout=300)
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture(scope="module")
+def parity(home: Path) -> Iterator[Callable[..., tuple[int, str]]]:
+    """A function that gives exit code and output of a command where the package is installed."""
+    commands = Commands(home)
 
+    def parity(*words: str) -> tuple[int, str]:
+        done = commands(*words, *(["--device", "cpu"] if words[0] != "report" else []), folder=home)
+        return done.returncode, done.stdout + done.stderr
 
-def run(home: Path, function: str, case: str, *words: str) -> tuple[int, str]:
-    return parity(home, "run", "--case", case, "--impl", f"{home}/mine.py:{function}", *words)
+    yield parity
+    commands.close()
 
 
 def test_a_toy_is_no_operation_here():
@@ -112,7 +111,7 @@ for name in ("right", "wrong", "shifted", "writes"):
         device=torch.device("cpu"), profile=profile("smoke"),
     )
     rows += [session.judge(impl, check).to_json() for impl, check in session.pairs()]
-    session.close()
+session.close()  # all four functions are called in one child
 print(json.dumps(rows))
 """
 
@@ -131,37 +130,40 @@ def test_a_search_finds_and_reduces_what_is_wrong(home):
     assert found["writes"].message.startswith("inputs: the call wrote x")
 
 
-def test_it_is_listed(home):
-    code, text = parity(home, "list", "--json", f"{home}/list.json")
+def test_it_is_listed(home, parity):
+    code, text = parity("list", "--json", f"{home}/list.json")
     assert code == 0 and "toy           a number times another plus a third" in text
     assert "whole (toy)" in text
     found = json.loads((home / "list.json").read_text())["implementations"]
     assert {"name": "toy-torch", "op": "toy", "layout": None, "arithmetic": None, "absent": None} in found
 
 
-def test_one_case_is_run_and_the_repro_line_of_a_failure_repeats_it(home):
-    code, text = run(home, "right", "v2 op=toy n=40 seed=1", "--json", f"{home}/run.json")
+def test_one_case_is_run_and_the_repro_line_of_a_failure_repeats_it(home, parity):
+    def run(function: str, case: str) -> tuple[int, str]:
+        return parity("run", "--case", case, "--impl", f"{home}/mine.py:{function}", "--json", f"{home}/run.json")
+
+    code, text = run("right", "v2 op=toy n=40 seed=1")
     assert code == 0 and "passed      layout/whole" in text and "1 check of 1 implementation" in text
     report = Report.from_json(json.loads((home / "run.json").read_text()), RUN)
     assert [(row.op, row.status, row.cells) for row in report.rows] == [("toy", Status.PASSED, 40)]
-    code, text = run(home, "wrong", "v2 op=toy n=40", "--json", f"{home}/run.json")
+    code, text = run("wrong", "v2 op=toy n=40")
     assert code == 1 and "failed      layout/whole" in text and "number 2 of 40" in text
     (row,) = Report.from_json(json.loads((home / "run.json").read_text()), RUN).rows
     assert row.status is Status.FAILED and float(row.got or 0) == float(row.wanted or 0) + 1
     words = shlex.split(row.repro)
     assert words == ["parity", "run", "--case", "v2 op=toy n=40", "--impl", f"{home}/mine.py:wrong", "--op", "toy"]
-    assert parity(home, *words[1:], "--json", f"{home}/again.json")[0] == 1
+    assert parity(*words[1:], "--json", f"{home}/again.json")[0] == 1
     assert Report.from_json(json.loads((home / "again.json").read_text()), RUN).rows == (row,)
 
 
-def test_the_gate_judges_it_and_the_report_shows_it(home):
+def test_the_gate_judges_it_and_the_report_shows_it(home, parity):
     words = ["gate", "--op", "toy", "--profile", "smoke", "--json", f"{home}/gate.json", "--workers", "1"]
     words += ["--no-golden", "--no-faults", "--no-compile"]
-    code, text = parity(home, *words)
+    code, text = parity(*words)
     assert code == 0, text
     rows = Report.from_json(json.loads((home / "gate.json").read_text()), GATE).rows
     assert [(row.implementation, row.check, row.status) for row in rows] == [("toy-torch", "whole", Status.PASSED)]
-    assert parity(home, *words, "--impl", f"{home}/mine.py:wrong")[0] == 1
-    code, text = parity(home, "report", f"{home}/gate.json", "--output", f"{home}/page.html")
+    assert parity(*words, "--impl", f"{home}/mine.py:wrong")[0] == 1
+    code, text = parity("report", f"{home}/gate.json", "--output", f"{home}/page.html")
     assert code == 0, text
     assert "v2 op=toy n=3" in (home / "page.html").read_text()

@@ -87,6 +87,8 @@ def test_a_hang_is_an_error_within_the_time_out():
 
 
 SLOW = ("resources/many_rows",)
+# `correct_out` is `correct` with a result that it is given, so that real shapes and borders say nothing more of it.
+SAME = (*SLOW, "resources/memory", "layout/borders")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,7 @@ def test_a_correct_function_passes_every_check(name, layout):
     runner = Worker(impl, CPU, 120.0)  # the largest cases take long on a busy machine
     setting = replace(QUICK, examples=20)
     for check in checks_of(impl.operation):
-        if check.id in SLOW and name != "topk_correct":
+        if check.id in {"topk_correct": (), "correct_out": SAME}.get(name, SLOW):
             continue
         found = run_check(check, runner, setting)
         assert found.verdict.status in (Status.PASSED, Status.NOT_RUN), (check.id, found.verdict.message)
