@@ -268,6 +268,7 @@ def borders(base: Any, dimensions: Sequence[Dimension], axes: Axes, reach: Reach
     one, two, three = ((130,),), ((70, 130),), ((130,), (7,))
     yield from (replace(base, lengths=lengths, singletons=True) for lengths in (one, two, three))
     yield from (replace(base, lengths=lengths) for lengths in (((130, 5, 64),), ((130, 130),), ((1,),)))
+    yield replace(base, lengths=((7,),), perm=0)  # on page 0 of the pool
 
 
 def with_view(case: Any, name: str, view: str) -> Any:

@@ -129,7 +129,13 @@ def borders(layout: str, far: Mapping[str, int]) -> list[StoreCase]:
                 found += [AXES[each.name](base, value) for value in ends if value <= far[each.name]]
     found += [replace(base, offsets=(name,)) for name in OFFSETS]
     found += [replace(base, strides=(name,), offsets=offsets) for name in STRIDES for offsets in ((), (name,))]
-    found += [replace(base, ids=(7,), pages=1, singletons=True)]
+    found += [replace(base, ids=(7,), pages=1, singletons=True), replace(base, gap=48)]
+    found += [replace(base, skip=skip) for skip in (1, 2)]
+    found += [replace(base, pooled=one, weight=other) for one in DTYPES for other in DTYPES]
+    found += [replace(base, data=data) for data in DATA]
+    found += [replace(base, weights=weights) for weights in WEIGHTS]
+    found += [replace(base, positions=positions) for positions in POSITIONS]
+    found += [replace(base, place=place, pages=3) for place in PLACES]
     found += [
         replace(base, eps_exponent=exponent, data=data) for exponent in (1, 4, 8, 20) for data in ("bell", "tiny")
     ]

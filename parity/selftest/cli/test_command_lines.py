@@ -35,9 +35,6 @@ class Options(argparse.ArgumentParser):
     def addoption(self, name: str, **named: object) -> None:
         self.add_argument(name, **named)  # type: ignore[arg-type]
 
-    def addini(self, name: str, text: str, **named: object) -> None:
-        pass
-
 
 def test_the_lines_of_pytest_name_options_of_the_plugin():
     parser = Options(allow_abbrev=False)
