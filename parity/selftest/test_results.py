@@ -121,7 +121,8 @@ def test_a_row_takes_everything_that_a_verdict_says():
 def test_a_report_is_read_back_as_it_was_written():
     report = Report((FULL, row()), head={"profile": "ci", "provenance": {"device": "cpu"}}, partial="interrupted")
     written = json.loads(json.dumps(finite(report.to_json())))
-    assert Report.from_json(written) == report
+    # A report adds up its rows' coverage; they are written without it.
+    assert Report.from_json(written) == dataclasses.replace(report, rows=(dataclasses.replace(FULL, coverage={}), row()))
     assert (written["kind"], written["format"], written["exit"]) == (GATE, FORMAT, 2)
 
 

@@ -44,7 +44,7 @@ def test_a_correct_function_from_another_folder(tmp_path):
     assert report["seed"] == 5 and report["profile"] == "smoke"
     assert report["provenance"]["torch"] and report["kind"] == "indexer-parity/gate"
     rows = {row["check"]: row for row in report["rows"]}
-    assert set(rows) == {"exact", "exact_wide", "poisoned", "strided", "long"}
+    assert set(rows) == {"exact", "exact_wide", "poisoned", "strided", "borders", "long"}
     assert sum(row["examples"] for row in rows.values()) >= 8
     assert all(row["status"] == "passed" and row["cells"] > 0 and row["seconds"] >= 0 for row in rows.values())
 
