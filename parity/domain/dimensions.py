@@ -63,6 +63,8 @@ class Dimension:
 
     def spans(self, buckets: Collection[str]) -> str:
         """Some of its buckets in a few words: neighbouring ones of numbers as one range, names joined by commas."""
+        if self.among and set(buckets) >= set(self.buckets):
+            return f"all {len(self.buckets)}"
         if self.among:
             return ", ".join(bucket for bucket in self.buckets if bucket in buckets)
         runs: list[tuple[int, int]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -71,4 +72,5 @@ def correct_implementation(op: str, layout: str, extra: Mapping[str, Any] | None
 
 def _implementation(name: str, op: str, layout: str, call: Function, extra: Mapping[str, Any] | None) -> Implementation:
     made = contract(op, layout, extra)
-    return Implementation(name, op, made.layout, made, call, arguments=("--impl", name))
+    parameters = frozenset(inspect.signature(call).parameters)
+    return Implementation(name, op, made.layout, made, call, parameters, arguments=("--impl", name))

@@ -51,6 +51,10 @@ class CompressorOperands:
         """Names of the inputs that differ from the snapshot."""
         return tuple(name for name, now in self._inputs().items() if not torch.equal(now, before[name]))
 
+    def guarded(self) -> dict[str, Tensor]:
+        """The tensors that a call must not write, by name."""
+        return self._inputs()
+
     def _inputs(self) -> dict[str, Tensor]:
         steps = enumerate(self.steps)
         return {"ape": self.ape} | {

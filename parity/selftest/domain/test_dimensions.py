@@ -44,7 +44,7 @@ def test_numbers_fall_into_buckets_of_their_binary_length():
     assert Dimension("k", "", lambda case: (), 1, 8).buckets == ("1", "2..3", "4..7", "8")
     assert SIZE.up_to(63)[-1] == "32..63" and SIZE.up_to(31)[-1] == "16..31"
     assert SIZE.spans(("0", "1", "2..3", "8..15", "256..300")) == "0 to 3, 8 to 15, 256 to 300"
-    assert KIND.spans({"c", "a"}) == "a, c"
+    assert KIND.spans({"c", "a"}) == "a, c" and KIND.spans({"c", "a", "b"}) == "all 3"
 
 
 def test_numbers_are_drawn_in_every_bucket_and_at_its_ends():

@@ -279,17 +279,17 @@ fault("clean-flag-ignored (dispatch, dispatch): the flag clean_logits is not pas
 
 
 # -------------------------------------------------------------------------------------------------------------- memory
-def spent(out: Tensor, size: int) -> Tensor:
+def _spent(out: Tensor, size: int) -> Tensor:
     torch.empty(size, dtype=torch.uint8)
     return out
 
 
 fault("gather-materialised (memory, memory): every row gathers all its pages at once [sgl-project/sglang#33246]").by(
-    finish=lambda c, out: spent(out, c.rows * c.block_table.shape[1] * PAGE * 256)
+    finish=lambda c, out: _spent(out, c.rows * c.block_table.shape[1] * PAGE * 256)
 )
 fault("scores-materialised (memory, memory): the scores of all heads are written to memory before they are summed").by(
-    finish=lambda c, out: spent(out, 4 * c.rows * c.heads * c.width)
+    finish=lambda c, out: _spent(out, 4 * c.rows * c.heads * c.width)
 )
 fault("gates-broadcast (memory, memory): a float64 copy of the gates is made for every key of every row").by(
-    finish=lambda c, out: spent(out, 8 * c.rows * c.heads * c.width)
+    finish=lambda c, out: _spent(out, 8 * c.rows * c.heads * c.width)
 )

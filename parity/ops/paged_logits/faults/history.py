@@ -12,7 +12,6 @@ from torch import Tensor
 
 from parity.ops.fault import Function, collector
 from parity.ops.paged_logits.faults import staged as ok
-from parity.ops.paged_logits.faults.device import spent
 from parity.ops.paged_logits.faults.staged import PAGE, Call
 from parity.ops.shared.spoiling import restored, turn
 
@@ -113,10 +112,7 @@ fault("row-before-the-first (launch, padding): a block without a row writes in f
 fault("tile-past-the-width (mask, padding): the last tile writes past the last column of a result with gaps").by(
     wrap=_beside(lambda out: out.shape[1] if out.stride(0) > out.shape[1] else 0x7FFFFFFF)
 )
-fault("pool-copied (memory, memory): the whole pool is copied at every call").by(
-    finish=lambda c, out: spent(out, c.kv_cache.untyped_storage().nbytes())
-)
-fault("pool-copied-by-numpy (memory, memory): the same through numpy").by(
+fault("pool-copied-by-numpy (memory, memory): numpy copies the whole pool at every call").by(
     finish=lambda c, out: _numpy(out, c.kv_cache.untyped_storage().nbytes())
 )
 fault("gather-by-numpy (memory, memory): every row gathers all its pages at once, through numpy").by(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -80,8 +79,8 @@ def _earlier_pool(f: Function) -> Function:
     return call
 
 
-def _copied(c: Call, allocate: Callable[[int], Any]) -> Tensor:
-    allocate(c.kv_cache.untyped_storage().nbytes() // 4)  # numbers of four bytes and more
+def _copied(c: Call) -> Tensor:
+    np.empty(c.kv_cache.untyped_storage().nbytes(), np.uint8)
     return c.out_loc
 
 
@@ -169,7 +168,4 @@ fp8("store-fifth-call-of-a-shape (store-layout, stale): from the fifth call of a
 fp8("pooled-restored (norm, stale): pooled keys are overwritten during the call and put back").by(
     wrap=restored("pooled")
 )
-fp8("store-copies-pool (memory, memory): the whole pool is copied at every call").by(
-    slots=lambda c: _copied(c, torch.empty)
-)
-fp8("store-copies-pool-by-numpy (memory, memory): the same through numpy").by(slots=lambda c: _copied(c, np.empty))
+fp8("store-copies-pool-by-numpy (memory, memory): numpy copies the whole pool at every call").by(slots=_copied)

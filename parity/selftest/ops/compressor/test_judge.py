@@ -128,4 +128,5 @@ def test_a_function_of_ones_own_is_judged_through_the_registry(tmp_path):
     with opened(impl, CPU) as runner:
         found = judge_case(runner, parse_case("v2 op=compressor calls=0:9"))
     failed = {verdict.check for verdict in found if verdict.status is Status.FAILED}
-    assert failed == {"chunks", "repeat", "history", "processes"}  # the same wrong keys whatever stood in the state before
+    # The same wrong keys whatever stood in the state before.
+    assert failed == {"chunks", "repeat", "history", "processes"}
