@@ -69,6 +69,13 @@ class CaseString:
         return (len(str(self)),)
 
     def __str__(self) -> str:
+        text: str | None = self.__dict__.get("_text")  # asked for several times per example
+        if text is None:
+            text = self._written()
+            object.__setattr__(self, "_text", text)
+        return text
+
+    def _written(self) -> str:
         usual = defaults(type(self))
         front = {name: place for place, name in enumerate(self.first)}
         order = sorted(fields(type(self)), key=lambda name: front.get(name, len(front)))
@@ -101,14 +108,23 @@ class CaseString:
         return {known[word]: fields(cls)[known[word]].parse(word, text) for word, text in words.items()}
 
 
+_FIELDS: dict[type, dict[str, Field]] = {}
+_DEFAULTS: dict[type, dict[str, Any]] = {}
+
+
 def fields(kind: type) -> dict[str, Field]:
     """The fields of a case type by name, in the order of their declaration."""
-    return {each.name: each.metadata["field"] for each in dataclasses.fields(kind)}
+    if kind not in _FIELDS:
+        _FIELDS[kind] = {each.name: each.metadata["field"] for each in dataclasses.fields(kind)}
+    return _FIELDS[kind]
 
 
 def defaults(kind: type) -> dict[str, Any]:
     """The defaults of the fields that have one."""
-    return {each.name: each.default for each in dataclasses.fields(kind) if each.default is not dataclasses.MISSING}
+    if kind not in _DEFAULTS:
+        every = dataclasses.fields(kind)
+        _DEFAULTS[kind] = {each.name: each.default for each in every if each.default is not dataclasses.MISSING}
+    return _DEFAULTS[kind]
 
 
 def split_words(text: str) -> tuple[str, dict[str, str]]:

@@ -54,10 +54,11 @@ def is_exact_data(
 
 def quantum(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """Exponent z (int64) of the largest power of two that divides every entry along ``dim``; NO_QUANTUM for zeros."""
-    mantissa, exponent = torch.frexp(x.to(torch.float64))
-    whole = (mantissa.abs() * 2.0**53).to(torch.int64)
-    lowest = torch.frexp((whole & -whole).to(torch.float64)).exponent.to(torch.int64) - 1
-    return torch.where(x == 0, NO_QUANTUM, exponent.to(torch.int64) - 53 + lowest).amin(dim)
+    # By the bits of a float64, in which every float32 is normal; several times as fast as frexp.
+    bits = x.to(torch.float64).contiguous().view(torch.int64)
+    whole = (bits & ((1 << 52) - 1)) | (1 << 52)
+    lowest = ((whole & -whole).to(torch.float64).view(torch.int64) >> 52) - 1023
+    return torch.where(x == 0, NO_QUANTUM, ((bits >> 52) & 0x7FF) - 1075 + lowest).amin(dim)
 
 
 def round_to(x: torch.Tensor, dtype: torch.dtype | None, conversion: str = "nearest") -> torch.Tensor:
