@@ -23,7 +23,7 @@ T = TypeVar("T")
 class Dimension:
     """One way in which the cases of an operation differ.
 
-    name    as coverage and `--require-coverage` say it
+    name    as coverage says it
     about   one phrase
     of      case -> the values that the case takes: one, or one per row
     among   its values, where they are names or few numbers; else low .. high, integers in buckets of binary length

@@ -68,6 +68,11 @@ def checks_of(operation: Operation, levels: Iterable[str] = LEVELS) -> list[Chec
     return found
 
 
+def fitted(impl: Implementation, case: Any) -> Any:
+    """The case within what an implementation's contract accepts."""
+    return impl.operation.domain().fit(case, impl.contract)
+
+
 def find_check(name: str, operation: Operation) -> Check:
     """The check of an operation called `level/name` or `level.name`; ValueError lists all."""
     known = {check.id: check for check in checks_of(operation)}

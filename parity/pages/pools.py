@@ -16,7 +16,7 @@ from parity.vocabulary import TooLarge
 
 Windows = tuple[tuple[int, int], ...]
 
-NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # Python before 3.12 lacks it
+NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # older Python does not name it
 LAZY_BYTES = 1 << 28  # a CPU pool above this is mapped lazily and poisoned around the pages in use only
 ADDRESSES = 1 << 47  # what a process can map: of a larger pool every byte counts, so that it is refused
 OFFSET_BYTES = 17 << 8  # what the storage of an offset pool holds before its first page

@@ -12,7 +12,7 @@ from hypothesis.errors import NoSuchExample
 
 from parity.domain.profiles import Profile
 from parity.domain.reducer import reduce_case
-from parity.ops.check import LEAST, Check, examples_of
+from parity.ops.check import LEAST, Check, examples_of, fitted
 from parity.results import Status, Verdict, merge
 from parity.run.frames import roomy
 from parity.run.operation import parse_case
@@ -58,8 +58,7 @@ def run_check(
     reason = impl.absent or check.needs(impl, runner.device)
     if reason:
         return Finding(Verdict(Status.NOT_RUN, check.level, check.name, message=reason), 0)
-    domain = impl.operation.domain()
-    strategy = check.strategy(impl, profile, runner.device).map(lambda case: domain.fit(case, impl.contract))
+    strategy = check.strategy(impl, profile, runner.device).map(lambda case: fitted(impl, case))
     verdicts: list[Verdict] = []
     memory: dict[str, bool] = {}
     bad: list[tuple[Any, Verdict]] = []

@@ -121,7 +121,8 @@ class Session:
             why = ", ".join(filter(None, (why, "its contract" if impl.contract.restrictions else "")))
             found[impl.name] = {"op": impl.op, **counted.facts(promised), "why": why}
             missed = counted.missed(promised)
-            whole = {row.check for row in mine} >= {check.name for check in checks_of(impl.operation)}
+            done = {(row.level, row.check) for row in mine}
+            whole = all((check.level, check.name) in done for check in checks_of(impl.operation))
             if missed and usual and whole and not any(row.status.counts_against for row in mine):
                 text = "; ".join(f"{name} {', '.join(buckets)}" for name, buckets in missed.items())
                 broken.append(

@@ -45,17 +45,14 @@ class CompressorOperands:
 
     def snapshot(self) -> dict[str, Tensor]:
         """Copies of everything that a call must not write."""
-        return {name: tensor.clone() for name, tensor in self._inputs().items()}
+        return {name: tensor.clone() for name, tensor in self.guarded().items()}
 
     def changed(self, before: dict[str, Tensor]) -> tuple[str, ...]:
         """Names of the inputs that differ from the snapshot."""
-        return tuple(name for name, now in self._inputs().items() if not torch.equal(now, before[name]))
+        return tuple(name for name, now in self.guarded().items() if not torch.equal(now, before[name]))
 
     def guarded(self) -> dict[str, Tensor]:
         """The tensors that a call must not write, by name."""
-        return self._inputs()
-
-    def _inputs(self) -> dict[str, Tensor]:
         steps = enumerate(self.steps)
         return {"ape": self.ape} | {
             f"{name} of call {at}": getattr(step, name) for at, step in steps for name in STEP_TENSORS

@@ -57,6 +57,15 @@ def last_page(case: Any) -> Iterable[int]:
         yield int(plan.physical[: plan.used].max())
 
 
+SINGLETONS = Dimension(
+    "singletons",
+    "strides of axes of size one",
+    lambda case: ("own" if case.singletons else "natural",),
+    among=("natural", "own"),
+    free=True,
+)
+
+
 def paged_dimensions(data: Sequence[str], views: Iterable[str]) -> tuple[Dimension, ...]:
     """The dimensions of every case over a block table, with an operation's data classes and operands."""
     return (
@@ -77,13 +86,7 @@ def paged_dimensions(data: Sequence[str], views: Iterable[str]) -> tuple[Dimensi
             Dimension(name, "how it lies in its storage", partial(view_of, name=name), among=VIEWS, free=True)
             for name in sorted(views)
         ),
-        Dimension(
-            "singletons",
-            "strides of axes of size one",
-            lambda case: ("own" if case.singletons else "natural",),
-            among=("natural", "own"),
-            free=True,
-        ),
+        SINGLETONS,
     )
 
 

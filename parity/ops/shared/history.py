@@ -7,7 +7,7 @@ processes  fresh processes whose first calls differ, each judged on the same cas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from hypothesis import strategies as st
 
 from parity.domain.profiles import Profile
-from parity.ops.check import Check, failed_call, verdict
+from parity.ops.check import Check, failed_call, fitted, verdict
 from parity.pages.layout import PAGE
 from parity.results import Status, Verdict
 from parity.run.implementation import Implementation
@@ -59,7 +59,7 @@ class History:
 
     def judge_history(self, runner: Runner, case: Any) -> Verdict:
         """Every call of the sequence right when it returns, and no result changed by a later call."""
-        check, cases = "invariance/history", self._fitted(runner.impl, self._calls(runner.impl, case))
+        check, cases = "invariance/history", [fitted(runner.impl, each) for each in self._calls(runner.impl, case)]
         outcomes = runner.sequence(cases)
         cells = 0
         for at, (each, outcome) in enumerate(zip(cases, outcomes, strict=False)):
@@ -76,7 +76,7 @@ class History:
         cells = 0
         # Bases take turns to begin with the first and with the next relatives.
         places = [(process + PROCESSES * (case.seed % 2)) % len(relatives) for process in range(PROCESSES)]
-        sequences = [self._fitted(runner.impl, [relatives[place], case, *relatives]) for place in places]
+        sequences = [[fitted(runner.impl, each) for each in (relatives[place], case, *relatives)] for place in places]
         for process, (cases, outcomes) in enumerate(zip(sequences, runner.fresh(sequences), strict=True)):
             for at, (each, outcome) in enumerate(zip(cases, outcomes, strict=False)):
                 known = right.get(str(each))
@@ -89,11 +89,6 @@ class History:
                 right.setdefault(str(each), outcome)
                 cells += found.cells
         return verdict(runner, check, case, Status.PASSED, cells=cells)
-
-    def _fitted(self, impl: Implementation, cases: Iterable[Any]) -> list[Any]:
-        """The cases within the contract."""
-        fit = impl.operation.domain().fit
-        return [fit(case, impl.contract) for case in cases]
 
     def _judged(self, runner: Runner, check: str, case: Any, outcome: Outcome) -> Verdict:
         return failed_call(runner, check, case, outcome) or self.judge(runner, case, check, outcome)

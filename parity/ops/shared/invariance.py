@@ -16,7 +16,7 @@ import torch
 from hypothesis import strategies as st
 
 from parity.domain.profiles import Profile
-from parity.ops.check import Check, failed_call, verdict
+from parity.ops.check import Check, failed_call, fitted, verdict
 from parity.ops.shared import metamorphic
 from parity.ops.shared.metamorphic import Pair
 from parity.results import Status, Verdict
@@ -105,7 +105,7 @@ class Paged:
     def judge_pair(self, runner: Runner, case: Any, check: str, transform: Transform, always: bool) -> Verdict:
         """The case and its transform: bitwise where that is promised, else the transform's result by itself."""
         pair = transform(case)
-        fitting = runner.impl.operation.domain().fit(pair.case, runner.impl.contract)
+        fitting = fitted(runner.impl, pair.case)
         if fitting.lengths != pair.case.lengths:
             reason = "the contract accepts no other batch with these rows"
             return verdict(runner, check, case, Status.UNSUPPORTED, reason)

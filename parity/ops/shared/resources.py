@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 
 from parity.domain.profiles import Profile
-from parity.ops.check import Check, failed_call, verdict
+from parity.ops.check import Check, failed_call, fitted, verdict
 from parity.ops.shared.case import POISONS, TAILS
 from parity.ops.shared.strategies import SEEDS
 from parity.pages.layout import PAGE
@@ -90,7 +90,7 @@ class Paged:
         check = "resources/memory"
         # What a first call imports and compiles is no part of what a call takes.
         first = replace(case, lengths=((1,),), width=None, max_len=None, spare=1, base=0)
-        runner.run(runner.impl.operation.domain().fit(first, runner.impl.contract), dry=True)
+        runner.run(fitted(runner.impl, first), dry=True)
         outcome = runner.run(case, measure=True, dry=True)
         bad = failed_call(runner, check, case, outcome) or _launch(runner, check, case, outcome)
         if bad is not None:

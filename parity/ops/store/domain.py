@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from parity.domain.contract import Contract
 from parity.domain.dimensions import Dimension, Domain, Promise, numbers
 from parity.domain.profiles import Profile
+from parity.ops.shared.domain import SINGLETONS
 from parity.ops.store.case import ABOUT, DTYPES, OFFSETS, PLACES, POSITIONS, STRIDES, WEIGHTS, StoreCase
 from parity.ops.store.operands import slots_of
 from parity.pages.layout import PAGE
@@ -65,13 +66,7 @@ DIMENSIONS = (
         )
         for name in OFFSETS
     ),
-    Dimension(
-        "singletons",
-        "strides of axes of size one",
-        lambda case: ("own" if case.singletons else "natural",),
-        among=("natural", "own"),
-        free=True,
-    ),
+    SINGLETONS,
 )
 
 
